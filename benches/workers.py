@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "proof"))
-from parts import Part, free_port, postgres  # noqa: E402
+from parts import Part, cpu_seconds, free_port, postgres  # noqa: E402
 
 PERIOD_US = 100_000
 
@@ -65,19 +65,6 @@ class Group:
 
     def remove(self):
         self.folder.rmdir()
-
-
-def cpu_seconds(process):
-    """Returns the processor time of a process and its living children."""
-    ticks = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(folder.name) == process or int(fields[1]) == process:
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def server(folder, program, role, number, database):

@@ -279,7 +279,13 @@ impl App {
                 .max_connections
                 .unwrap_or_else(http::max_connections_for_descriptors);
             let drained = CancellationToken::new();
-            let serving = http::serve(listener, http::router(api), max_connections, drained.clone());
+            let serving = http::serve(
+                listener,
+                http::router(api),
+                max_connections,
+                self.metrics.clone(),
+                drained.clone(),
+            );
             let draining = async {
                 self.shutdown.soft().cancelled().await;
                 // Requests are answered until the work has left, so that it can be asked whether the server is ready.
@@ -480,7 +486,16 @@ async fn database(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Db> {
     let keys = encryption::master_keys(config.encryption.as_ref()).await?;
     let spawn = |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
     let opened = Db::open_with_keys(&database_address(storage), database_limits(storage), keys, &spawn).await;
+    let opened = opened.map_err(|error| with_advice(error, storage));
     opened.with_context(|| format!("could not open {}", storage.url))
+}
+
+/// Adds what an operator can do about a Postgres that could not be opened.
+fn with_advice(error: DbError, storage: &Storage) -> anyhow::Error {
+    match error.advice().filter(|_| storage.url.is_postgres()) {
+        Some(advice) => anyhow!("{error}: {advice}"),
+        None => error.into(),
+    }
 }
 
 /// Opens the database for a command of an operator, which works for the server itself, and closes it at the end. `hint` says

@@ -27,16 +27,17 @@
 //! | [`tool`] | tools, MCP servers, programs, commands, sandboxes behind HTTP | `domain`, `definition`, `net`, `model`, `sandbox` |
 //! | [`peer`] | clients for remote agents on other servers | `domain`, `definition`, `net`, `model`, `tool` |
 //! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `definition`, `model`, `tool` |
-//! | [`agent`] | the loop of one agent | those above but `net` |
+//! | [`agent`] | the loop of one agent | `domain`, `definition`, `model`, `tool`, `middleware`, `peer` |
 //! | [`db`] | SQL, and nothing but SQL; seals what it stores | `domain`, `definition` |
 //! | [`events`] | the log and its subscribers | `domain`, `db`, `metrics`, `shutdown` |
-//! | [`runtime`] | admission, execution and resumption of runs; jobs | those above but `auth`, `cedar`, `sandbox` and `middleware`; `metrics`, `shutdown` |
+//! | [`runtime`] | admission, execution and resumption of runs; jobs | `domain`, `definition`, `net`, `model`, `tool`, `peer`, `agent`, `db`, `events`, `metrics`, `shutdown` |
 //! | [`http`] | the translation | `domain`, `definition`, `auth`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
 //! | [`metrics`] | Prometheus metrics | `domain`, `logging` |
 //! | [`telemetry`] | the export of traces over OTLP | `domain`, `net`, `metrics` |
 //! | [`logging`] | the log of the process | `config` |
 //! | [`client`] | the commands that talk to a server: the chat in a terminal; lists of runs, threads and interrupts | `config`, `domain`, `net` |
-//! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`, `cedar`; `domain` |
+//! | [`config`] | the configuration | `domain`, `definition`, `cedar` |
+//! | [`shutdown`] | the tasks and their end | `domain` |
 //! | [`app`] | builds the parts in their order | everything |
 //!
 //! ```text

@@ -198,7 +198,7 @@ impl<'a> AnswerStream<'a> {
     /// Ends the stream early. Returns the event to store for a message that has begun and will not end; none if
     /// nothing of it has arrived.
     pub(super) fn abort(mut self, failed: bool) -> Option<Fact> {
-        // What a filter does not let pass stays unpublished.
+        // Text that a filter does not let pass stays unpublished.
         let _ = self.release();
         let Self {
             head,

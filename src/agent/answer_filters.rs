@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::domain::json_texts;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message};
 use crate::middleware::{Middleware, TextFilter};
@@ -13,6 +12,8 @@ use crate::middleware::{Middleware, TextFilter};
 const REASONING: &str = "reasoning_content";
 /// The keys of blocks with texts of the model.
 const TEXT_KEYS: [&str; 3] = ["text", "reasoning", "thinking"];
+/// The keys under which providers have the arguments of calls, which stay as they are.
+const ARGUMENT_KEYS: [&str; 3] = ["arguments", "args", "input"];
 
 /// The filters of one answer, innermost first.
 #[derive(Default)]
@@ -82,8 +83,8 @@ impl AnswerFilters {
         Ok([self.reasoning.finish()?, self.text.finish()?])
     }
 
-    /// Rewrites the texts of the complete answer. Fields of the provider that are changed by that are removed: the
-    /// provider would not take them back.
+    /// Rewrites the texts of the complete answer, but for the arguments of calls. Fields of the provider that are changed by
+    /// that are removed: the provider would not take them back.
     ///
     /// # Errors
     /// The failure of a filter that does not let the answer pass.
@@ -99,10 +100,7 @@ impl AnswerFilters {
         let mut changed = vec![];
         for (key, value) in &mut message.additional_kwargs {
             let before = value.clone();
-            json_texts::try_rewrite(value, &mut |text: &mut String| {
-                *text = self.rewritten(text)?;
-                Ok(())
-            })?;
+            self.rewrite_all(value)?;
             if *value != before && key != REASONING {
                 changed.push(key.clone());
             }
@@ -126,10 +124,56 @@ impl AnswerFilters {
         Ok(())
     }
 
+    /// Rewrites all texts of a value but for the arguments of calls.
+    fn rewrite_all(&self, value: &mut Value) -> Result<(), Failure> {
+        match value {
+            Value::String(text) => *text = self.rewritten(text)?,
+            Value::Array(items) => items.iter_mut().try_for_each(|item| self.rewrite_all(item))?,
+            Value::Object(fields) => {
+                let texts = fields
+                    .iter_mut()
+                    .filter(|(key, _)| !ARGUMENT_KEYS.contains(&key.as_str()));
+                texts
+                    .map(|(_, field)| field)
+                    .try_for_each(|field| self.rewrite_all(field))?;
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+        Ok(())
+    }
+
     fn rewritten(&self, text: &str) -> Result<String, Failure> {
         let mut filters = FilterChain::of(&self.stack);
         let mut rewritten = filters.push(text.to_owned());
         rewritten.push_str(&filters.finish()?);
         Ok(rewritten)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::middleware::pii::Pii;
+
+    #[test]
+    fn what_a_provider_wants_back_is_kept_unless_a_text_in_it_is_rewritten() {
+        let settings = json!({"type": "email", "apply_to_output": true});
+        let settings = settings.as_object().expect("an object");
+        let policy = Pii::default().configured(settings).expect("settings");
+        let filters = AnswerFilters::of(&[policy.expect("a policy")]);
+        let keeps = |thought: &str| {
+            let call = json!({"function": {"name": "send_email", "arguments": {"to": "bob@example.org"}},
+                "item": {"type": "tool_use", "input": {"to": "bob@example.org"}}});
+            let content = json!([{"thinking": thought, "signature": "abc"}, call]);
+            let native = json!({"provider": "anthropic", "message": {"content": content}});
+            let mut answer = Message::ai("Done.");
+            answer.additional_kwargs.insert("native".to_owned(), native.clone());
+            filters.rewrite(&mut answer).expect("it passes");
+            answer.additional_kwargs.get("native") == Some(&native)
+        };
+        assert!(keeps("They want a mail."));
+        assert!(!keeps("They want a mail to bob@example.org."));
     }
 }

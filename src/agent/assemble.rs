@@ -7,10 +7,11 @@ use serde_json::{Map, Value};
 
 use super::subagent_registry::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
 use super::{Agent, AgentKind, FallbackModel, Forks, ModelLoop, SharedState};
+use crate::definition::builtins::Builtin;
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
-    self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, FileRules, HarnessProfiles, Location,
-    ModelNames, Policy, Provenance, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
+    self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, DefinitionSource, FileRules,
+    HarnessProfiles, Location, ModelNames, Policy, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -59,6 +60,10 @@ pub use registered::{Agents, RegisteredAgent};
 
 /// The default depth of delegations: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
+
+/// The settings of a profile that do not concern requests of policies: those of the form of an answer, and of thinking
+/// before it, which Anthropic does not allow where the answer has to be a call.
+const OF_ANSWERS: [&str; 5] = ["response_format", "format", "text", "stop", "thinking"];
 
 /// The factory of agents. Cheap to clone.
 #[derive(Clone)]
@@ -166,9 +171,9 @@ impl AgentFactory {
         &self,
         graph_id: &str,
         definition: &AgentDefinition,
-        provenance: &Provenance,
+        definition_source: &DefinitionSource,
     ) -> Result<Arc<RegisteredAgent>, ModelError> {
-        self.register_configured(graph_id, definition, provenance, &Map::new())
+        self.register_configured(graph_id, definition, definition_source, &Map::new())
     }
 
     /// Checks that a definition can be registered.
@@ -191,7 +196,7 @@ impl AgentFactory {
         &self,
         graph_id: &str,
         definition: &AgentDefinition,
-        provenance: &Provenance,
+        definition_source: &DefinitionSource,
         choices: &Map<String, Value>,
     ) -> Result<Arc<RegisteredAgent>, ModelError> {
         let applied = self.applied(definition, choices);
@@ -199,7 +204,7 @@ impl AgentFactory {
         let source = Source {
             graph_id: graph_id.to_owned(),
             definition: Arc::new(applied),
-            is_owners: provenance.file().is_some(),
+            is_owners: definition_source.file().is_some(),
         };
         let factory = self.clone();
         let is_owners = source.is_owners;
@@ -207,25 +212,31 @@ impl AgentFactory {
         let build =
             move |delegates: bool, format: Option<&Value>| Arc::new(factory.main_agent(&source, delegates, format));
         let registered = RegisteredAgent::new(graph_id, definition, is_owners, build);
-        let variant = self.variant(graph_id, definition, provenance, choices);
+        let variant = self.variant(graph_id, definition, definition_source, choices);
         let registered = registered.with_variants(variant).with_forbidden_model(forbidden_model);
         Ok(Arc::new(match definition.choices_schema() {
-            Some(schema) => registered.with_choices(self.choices(graph_id, definition, provenance, schema)),
+            Some(schema) => registered.with_choices(self.choices(graph_id, definition, definition_source, schema)),
             None => registered,
         }))
     }
 
     /// Returns what runs may choose, with the function that builds the agent of a choice.
-    fn choices(&self, graph_id: &str, definition: &AgentDefinition, provenance: &Provenance, schema: Value) -> Choices {
+    fn choices(
+        &self,
+        graph_id: &str,
+        definition: &AgentDefinition,
+        definition_source: &DefinitionSource,
+        schema: Value,
+    ) -> Choices {
         let factory = self.clone();
         let graph_id = graph_id.to_owned();
         let definition = Arc::new(definition.clone());
-        let provenance = provenance.clone();
+        let definition_source = definition_source.clone();
         let own = Arc::clone(&definition);
         Choices::new(
             schema,
             move |context| own.choices_of(context),
-            move |choices| factory.register_configured(&graph_id, &definition, &provenance, choices),
+            move |choices| factory.register_configured(&graph_id, &definition, &definition_source, choices),
         )
     }
 
@@ -234,7 +245,7 @@ impl AgentFactory {
         &self,
         graph_id: &str,
         definition: &AgentDefinition,
-        provenance: &Provenance,
+        definition_source: &DefinitionSource,
         choices: &Map<String, Value>,
     ) -> Variant {
         if self.tenants.is_empty() {
@@ -243,11 +254,11 @@ impl AgentFactory {
         let factory = self.clone();
         let graph_id = graph_id.to_owned();
         let definition = definition.clone();
-        let provenance = provenance.clone();
+        let definition_source = definition_source.clone();
         let choices = choices.clone();
         Box::new(move |tenant| {
             let own = factory.for_tenant(tenant);
-            own.map(|own| own.register_configured(&graph_id, &definition, &provenance, &choices))
+            own.map(|own| own.register_configured(&graph_id, &definition, &definition_source, &choices))
                 .transpose()
         })
     }
@@ -423,10 +434,21 @@ impl AgentFactory {
         }))
     }
 
+    /// Returns a model for requests that are not the agent's own, with the settings of its profile but for those of these
+    /// names.
+    fn model_of_policy(&self, name: &str, without: &[&str]) -> MiddlewareModel {
+        let mut settings = self.profiles.model_settings(name, &Map::new());
+        settings.retain(|setting, _| !without.contains(&setting.as_str()));
+        MiddlewareModel::new([ModelWithSettings {
+            model: self.providers.model(name),
+            settings,
+        }])
+    }
+
     /// Returns the policy that summarises the conversation of an agent, unless it is switched off.
     fn summarization(&self, spec: &AgentSpec) -> Option<Summarization> {
         let settings = spec.summarization.settings()?;
-        let summarizer = settings.model.as_ref().map(|name| self.providers.model(name).into());
+        let summarizer = settings.model.as_ref().map(|name| self.model_of_policy(name, &[]));
         let has_files = spec.files == definition::Workspace::State;
         let models = self.models_for_policies(spec);
         Some(Summarization::new(&settings, &models, summarizer, has_files))
@@ -470,10 +492,10 @@ impl AgentFactory {
             stack.push(Arc::new(Todos::new()));
         }
         // Invalid templates were refused when the configuration was read.
-        if let Some(reach) = draft.spec.store.reach()
-            && let Ok(template) = NamespaceTemplate::read(&reach.namespace)
+        if let Some(access) = draft.spec.store.access()
+            && let Ok(template) = NamespaceTemplate::read(&access.namespace)
         {
-            stack.push(Arc::new(StoreAccess::new(template, reach.read_only)));
+            stack.push(Arc::new(StoreAccess::new(template, access.read_only)));
         }
         if draft.prompt_is_replaceable {
             stack.push(Arc::new(PromptOverride::new(&draft.spec.system_prompt)));
@@ -489,22 +511,21 @@ impl AgentFactory {
                 false => Arc::new(StructuredOutput::new(&format)),
             });
         }
-        stack.extend(draft.knowledge(&self.sandboxes));
+        stack.extend(draft.skill_and_memory_policies(&self.sandboxes));
         self.add_listed(&mut stack, draft);
         stack
     }
 
-    /// Adds the listed policies. They are innermost, in the order of the list.
+    /// Adds the listed policies. They are innermost, in the order of the list, but for those in the place of a policy that
+    /// is not listed otherwise.
     fn add_listed(&self, stack: &mut Vec<Arc<dyn Middleware>>, draft: &Draft) {
         let format = draft.spec.response_format.as_ref().map(AnswerFormat::of);
         let alternatives = format.iter().flat_map(AnswerFormat::alternatives);
         let answer_tools: Vec<String> = alternatives.filter_map(|form| definition::form_name(&form)).collect();
-        let models = |name: &str| MiddlewareModel::from(self.providers.model(name));
+        let models = |name: &str| self.model_of_policy(name, &OF_ANSWERS);
         // The settings of the agent concern its own answers.
-        let own = draft.spec.model.all().iter().map(|name| ModelWithSettings {
-            model: self.providers.model(name),
-            settings: Map::new(),
-        });
+        let own = draft.spec.model.all().iter().map(|name| models(name));
+        let own = own.flat_map(|model| model.models().to_vec());
         let parts = AgentParts {
             model: &MiddlewareModel::new(own),
             models: &models,
@@ -520,8 +541,10 @@ impl AgentFactory {
             let configured = own.configured(&listed.settings).ok().flatten();
             let policy = configured.unwrap_or_else(|| Arc::clone(own));
             let policy = policy.for_agent(&parts).unwrap_or(policy);
-            order.insert(policy.name().to_owned(), at + 1);
-            put(stack, &policy);
+            let has_place = put(stack, &policy) && !Builtin::is_listed(policy.name());
+            if !has_place {
+                order.insert(policy.name().to_owned(), at + 1);
+            }
         }
         stack.sort_by_key(|policy| order.get(policy.name()).copied().unwrap_or(0));
     }
@@ -642,11 +665,17 @@ fn with_tasks(declared: &Rules) -> Rules {
     Arc::new(rules)
 }
 
-/// Adds a registered policy: in the place of the one with its name, else innermost.
-fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
+/// Adds a registered policy: in the place of the one with its name, else innermost. Returns whether there was one.
+fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) -> bool {
     match stack.iter_mut().find(|policy| policy.name() == own.name()) {
-        Some(place) => *place = Arc::clone(own),
-        None => stack.push(Arc::clone(own)),
+        Some(place) => {
+            *place = Arc::clone(own);
+            true
+        }
+        None => {
+            stack.push(Arc::clone(own));
+            false
+        }
     }
 }
 

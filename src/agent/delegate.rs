@@ -10,7 +10,7 @@ use super::assemble::RegisteredAgent;
 use super::calls::{CallResult, record_answer};
 use super::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use super::subagent_registry::ReferencedAgent;
-use super::{Agent, Breakpoints, Loop, LoopOutcome, StateSize};
+use super::{Agent, Breakpoints, Loop, LoopOutcome};
 use crate::definition::form_problem;
 use crate::domain::background::{self, BackgroundTask};
 use crate::domain::call::{CallStatus, DelegationResult, ToolOutput};
@@ -22,6 +22,7 @@ use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::{AfterDelegation, DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES, RunStatus};
 use crate::domain::state::{DELEGATED_PROMPT, File, FileWrites, State, Update};
+use crate::domain::state_size::StateSize;
 use crate::domain::summarization;
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
@@ -97,7 +98,7 @@ impl Loop<'_> {
             ChildAdmission::Admitted(child) => {
                 let subagent = self
                     .subagent(resolved, &child.order, child.known.as_ref(), lineage.depth)
-                    .ok_or_else(|| fault("definition"))?;
+                    .ok_or_else(|| lost_part("definition"))?;
                 let child = subagent.with_input(*child, &machine.state_for_child(at));
                 let place = self.place_of_child(machine, at, lineage);
                 self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
@@ -140,7 +141,7 @@ impl Loop<'_> {
             .journal
             .find_child(child)
             .await?
-            .ok_or_else(|| fault("child run"))?;
+            .ok_or_else(|| lost_part("child run"))?;
         let call = machine.call(at);
         let subagent = match self.subagent_of(&lineage, &child.order, child.known.as_ref()) {
             Ok(subagent) => subagent,
@@ -300,7 +301,7 @@ impl Loop<'_> {
         child.stop.cancel();
         let position = &child.machine.position;
         if position.failure.is_none() && !matches!(position.phase, Phase::Ended) {
-            // What waits below it counts as running until it is cancelled, as below a child run that is driven.
+            // The runs that wait below count as running until they are cancelled, as below a child run that is driven.
             let meter = Arc::clone(&child.meter);
             let budget = self
                 .scope
@@ -515,7 +516,7 @@ impl Loop<'_> {
             .agent
             .subagents()
             .map_or(0, |registry| self.base.saturating_add(registry.max_depth));
-        own.min(self.scope.budget.floor())
+        own.min(self.scope.budget.max_depth())
     }
 
     /// Returns the place of a child run of the call at `at`. Its claims on files are those of the call.
@@ -777,7 +778,7 @@ async fn store_failure(child: Child, failure: Failure) -> Result<(Failure, After
     Ok((failure, order.then))
 }
 
-fn fault(what: &str) -> ExitReason {
+fn lost_part(what: &str) -> ExitReason {
     ExitReason::Fault(Failure::new(
         "RuntimeError",
         format!("a delegated call lost its {what}"),

@@ -11,7 +11,6 @@ use super::answer::AnswerStream;
 use super::fallback::{ModelAttempt, ModelStep};
 use super::hook_calls::ToolsOfHook;
 use super::journal::{ExitReason, PendingWrite};
-use super::state_size::without_summaries;
 use super::waiting::WaitedFor;
 use super::{Breakpoints, Loop, LoopOutcome, end_fact};
 use crate::domain::call_ids::CallIdAllocator;
@@ -23,6 +22,7 @@ use crate::domain::machine::{Failure, HookPoint, MODEL, Machine, Phase, Step, TO
 use crate::domain::message::Message;
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
+use crate::domain::state_size::without_summaries;
 use crate::domain::summarization;
 use crate::middleware::{ModelAnswer, NextModel};
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
@@ -309,6 +309,7 @@ impl Loop<'_> {
             ask: &ask,
             scope: &self.scope,
             state: &machine.state,
+            size: &self.state_size,
         };
         // On shutdown the next process repeats the step, with all calls that middleware makes in it.
         let asked = async {

@@ -101,24 +101,24 @@ impl Agent {
         let round = plan.before_model.first().map_or(MODEL, String::as_str);
         let leaving = plan.after_agent.first().map_or(END, String::as_str);
         let before = graph.chain(START, &plan.before_agent);
-        graph.edge(before, round, false);
+        graph.add_edge(before, round, false);
         if let Some((first, rest)) = plan.before_model.split_first() {
             let last = graph.chain(first, rest);
-            graph.edge(last, MODEL, false);
+            graph.add_edge(last, MODEL, false);
         }
         let decides = graph.chain(MODEL, &plan.after_model);
-        graph.edge(decides, leaving, has_tools);
+        graph.add_edge(decides, leaving, has_tools);
         if has_tools {
-            graph.edge(decides, TOOLS, true);
-            graph.edge(TOOLS, round, true);
+            graph.add_edge(decides, TOOLS, true);
+            graph.add_edge(TOOLS, round, true);
         }
         // A hook may answer every call itself; the model continues then.
         if has_tools && decides != MODEL {
-            graph.edge(decides, round, true);
+            graph.add_edge(decides, round, true);
         }
         if let Some((first, rest)) = plan.after_agent.split_first() {
             let last = graph.chain(first, rest);
-            graph.edge(last, END, false);
+            graph.add_edge(last, END, false);
         }
         graph
     }
@@ -190,8 +190,8 @@ fn program_graph(node: &'static str, program: &AgentProgram) -> Graph {
     graph.node(START, None);
     graph.node(node, policies);
     graph.node(END, None);
-    graph.edge(START, node, false);
-    graph.edge(node, END, false);
+    graph.add_edge(START, node, false);
+    graph.add_edge(node, END, false);
     graph
 }
 
@@ -205,7 +205,7 @@ impl Graph {
         });
     }
 
-    fn edge(&mut self, source: &str, target: &str, conditional: bool) {
+    fn add_edge(&mut self, source: &str, target: &str, conditional: bool) {
         self.edges.push(Edge {
             source: source.to_owned(),
             target: target.to_owned(),
@@ -217,7 +217,7 @@ impl Graph {
     fn chain<'a>(&mut self, first: &'a str, rest: &'a [String]) -> &'a str {
         let mut last = first;
         for next in rest {
-            self.edge(last, next, false);
+            self.add_edge(last, next, false);
             last = next;
         }
         last

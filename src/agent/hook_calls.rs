@@ -74,7 +74,7 @@ impl Loop<'_> {
         }
         let scope = Scope {
             task: Some(task),
-            // What the call writes is not stored, so that it is in the way of no other call.
+            // The writes of the call are not stored, so that they are in the way of no other call.
             files: FileClaims::default(),
             // Clients do not know the call.
             progress: self.scope.progress.without_output(),

@@ -57,14 +57,12 @@ mod hook_calls;
 pub mod journal;
 mod program;
 mod progress;
-mod state_size;
 pub mod subagent_registry;
 mod trace;
 mod waiting;
 
 pub use driver::with_ids as identified;
 pub use journal::{Child, ChildAdmission, ChildRecord, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
-pub use state_size::StateSize;
 pub use subagent_registry::{Forks, SubagentRegistry};
 pub use trace::set_conversation;
 

@@ -1,7 +1,7 @@
 //! The interrupts for which an agent waits when its run ends.
 //!
 //! An interrupt outlives the run that raised it: a run that answers one of two, or only continues, ends waiting for the
-//! others. It reports them once more, so that clients that read nothing but this run know what it waits for.
+//! others. Such a run reports the open interrupts once more, for clients that read nothing but this run.
 
 use std::sync::Arc;
 

@@ -77,13 +77,13 @@ impl CheckStatus {
 }
 
 /// The finding of a check.
-struct Finding {
+struct CheckOutcome {
     status: CheckStatus,
     message: String,
     advice: Option<String>,
 }
 
-impl Finding {
+impl CheckOutcome {
     fn ok(message: impl Into<String>) -> Self {
         Self {
             status: CheckStatus::Ok,
@@ -113,11 +113,15 @@ impl Finding {
 struct PlannedCheck {
     kind: &'static str,
     name: String,
-    work: BoxFuture<'static, Finding>,
+    work: BoxFuture<'static, CheckOutcome>,
 }
 
 impl PlannedCheck {
-    fn new(kind: &'static str, name: impl Into<String>, work: impl Future<Output = Finding> + Send + 'static) -> Self {
+    fn new(
+        kind: &'static str,
+        name: impl Into<String>,
+        work: impl Future<Output = CheckOutcome> + Send + 'static,
+    ) -> Self {
         Self {
             kind,
             name: name.into(),
@@ -130,7 +134,7 @@ impl PlannedCheck {
         let found = tokio::time::timeout(limit, self.work).await;
         let found = found.unwrap_or_else(|_| {
             let message = format!("did not answer within {} s", limit.as_secs_f64());
-            Finding::fail(
+            CheckOutcome::fail(
                 message,
                 "check the address and the network, or give `--timeout` more seconds",
             )
@@ -156,7 +160,7 @@ pub(super) async fn run(prepared: &Prepared, limit: Duration) -> anyhow::Result<
     let checks = futures::stream::iter(planned.into_iter().map(|check| check.run(limit)));
     let results = checks.buffered(MAX_PARALLEL).collect().await;
     shutdown.begin();
-    // What did not end in time has been reported as a check.
+    // Checks that did not end in time have been reported already.
     let _ = shutdown.finished().await;
     Ok(results)
 }
@@ -183,12 +187,12 @@ fn listen(config: &Config) -> PlannedCheck {
     let listen = config.server.listen.clone();
     PlannedCheck::new("listen", listen.clone(), async move {
         match TcpListener::bind(&listen).await {
-            Ok(_) => Finding::ok("the address is free"),
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Finding::warn(
+            Ok(_) => CheckOutcome::ok("the address is free"),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => CheckOutcome::warn(
                 "the address is in use",
                 "fine if the server is running; otherwise stop the other program, or set `listen` in [server]",
             ),
-            Err(error) => Finding::fail(
+            Err(error) => CheckOutcome::fail(
                 format!("the server cannot listen here: {error}"),
                 "set `listen` in [server] to an address of this machine",
             ),
@@ -199,40 +203,42 @@ fn listen(config: &Config) -> PlannedCheck {
 fn database(config: &Config) -> PlannedCheck {
     let url = config.storage.session_url().clone();
     let limits = super::database_limits(&config.storage);
+    let is_postgres = url.is_postgres();
     PlannedCheck::new("database", url.to_string(), async move {
         match inspect(url.expose(), limits).await {
             Ok(state) => describe_tables(&state),
-            Err(error @ DbError::InUse { .. }) => Finding::warn(
+            Err(error @ DbError::InUse { .. }) => CheckOutcome::warn(
                 error.to_string(),
                 "fine if that is this server; its own health check tests the database: `adjutant health --db`",
             ),
-            Err(error) => Finding::fail(
-                error.to_string(),
-                "set `url` in [storage], or the rights of the database",
-            ),
+            Err(error) => {
+                let advice = error.advice().filter(|_| is_postgres);
+                let advice = advice.unwrap_or("set `url` in [storage], or the rights of the database");
+                CheckOutcome::fail(error.to_string(), advice)
+            }
         }
     })
 }
 
-fn describe_tables(state: &DatabaseState) -> Finding {
+fn describe_tables(state: &DatabaseState) -> CheckOutcome {
     let engine = state.engine;
     match state.tables {
-        TableState::InMemory => Finding::warn(
+        TableState::InMemory => CheckOutcome::warn(
             format!("{engine} in memory"),
             "everything is lost when the server stops; name a file or use Postgres to keep it",
         ),
-        TableState::NoFile => Finding::ok(format!("{engine}: the file will be created when the server starts")),
-        TableState::None => Finding::ok(format!(
+        TableState::NoFile => CheckOutcome::ok(format!("{engine}: the file will be created when the server starts")),
+        TableState::None => CheckOutcome::ok(format!(
             "{engine}: can be written; the tables will be created when the server starts"
         )),
         TableState::Current if state.is_finished => {
-            Finding::ok(format!("{engine}: can be written, and the tables are current"))
+            CheckOutcome::ok(format!("{engine}: can be written, and the tables are current"))
         }
-        TableState::Current => Finding::ok(format!(
+        TableState::Current => CheckOutcome::ok(format!(
             "{engine}: can be written, and the tables are current; when no server of the former release is left, \
              `adjutant migrate --finish` lets servers store shorter rows"
         )),
-        TableState::Behind(count) => Finding::warn(
+        TableState::Behind(count) => CheckOutcome::warn(
             format!("{engine}: can be written; {count} migrations are due"),
             "`adjutant migrate` applies them, or the server when it starts; make a backup before",
         ),
@@ -243,8 +249,8 @@ fn master_keys(config: &Config) -> Option<PlannedCheck> {
     let section = config.encryption.clone()?;
     Some(PlannedCheck::new("encryption", "master keys", async move {
         match encryption::master_keys(Some(&section)).await {
-            Ok(_) => Finding::ok("the keys can be read"),
-            Err(error) => Finding::fail(
+            Ok(_) => CheckOutcome::ok("the keys can be read"),
+            Err(error) => CheckOutcome::fail(
                 format!("{error:#}"),
                 "correct `key_file` or `key_command` in [encryption]",
             ),
@@ -260,8 +266,8 @@ fn secrets(config: &Config) -> Vec<PlannedCheck> {
         let advice = format!("correct the section [secrets.{name}]");
         PlannedCheck::new("secret", name.clone(), async move {
             match section.check_readable(&folder).await {
-                Ok(()) => Finding::ok("can be read"),
-                Err(reason) => Finding::fail(format!("cannot be read: {reason}"), advice),
+                Ok(()) => CheckOutcome::ok("can be read"),
+                Err(reason) => CheckOutcome::fail(format!("cannot be read: {reason}"), advice),
             }
         })
     };
@@ -270,8 +276,8 @@ fn secrets(config: &Config) -> Vec<PlannedCheck> {
     if !matches!(signature, Ok(None)) {
         planned.push(PlannedCheck::new("secret", "webhooks", async move {
             match signature {
-                Ok(_) => Finding::ok("the secret that signs webhooks can be read"),
-                Err(error) => Finding::fail(format!("{error:#}"), "correct the secret in [webhooks]"),
+                Ok(_) => CheckOutcome::ok("the secret that signs webhooks can be read"),
+                Err(error) => CheckOutcome::fail(format!("{error:#}"), "correct the secret in [webhooks]"),
             }
         }));
     }
@@ -302,8 +308,8 @@ fn sandboxes(config: &Config, client: &Client) -> Vec<PlannedCheck> {
                 Err(invalid) => Err(invalid.to_string()),
             };
             match checked {
-                Ok(()) => Finding::ok("answers as a sandbox service; no sandbox was created"),
-                Err(reason) => Finding::fail(reason, advice),
+                Ok(()) => CheckOutcome::ok("answers as a sandbox service; no sandbox was created"),
+                Err(reason) => CheckOutcome::fail(reason, advice),
             }
         })
     };
@@ -317,8 +323,8 @@ fn authentication(config: &Config, client: &Client) -> Vec<PlannedCheck> {
         let key = credentials::configured_key(section).map(drop);
         planned.push(PlannedCheck::new("api_key", section.name.clone(), async move {
             match key {
-                Ok(()) => Finding::ok("can be read"),
-                Err(error) => Finding::fail(format!("{error:#}"), "set its variable or its file"),
+                Ok(()) => CheckOutcome::ok("can be read"),
+                Err(error) => CheckOutcome::fail(format!("{error:#}"), "set its variable or its file"),
             }
         }));
     }
@@ -329,16 +335,16 @@ fn authentication(config: &Config, client: &Client) -> Vec<PlannedCheck> {
             let advice = "correct `issuer`, `jwks_url` or the secret in [[auth.jwt]]";
             let settings = match settings {
                 Ok(settings) => settings,
-                Err(error) => return Finding::fail(format!("{error:#}"), advice),
+                Err(error) => return CheckOutcome::fail(format!("{error:#}"), advice),
             };
             if !is_fetched {
-                return Finding::ok("the secret can be read");
+                return CheckOutcome::ok("the secret can be read");
             }
             let clock: Arc<dyn Clock> = Arc::new(SystemClock);
             match count_issuer_keys(&settings, clock).await {
-                Ok(1) => Finding::ok("has 1 key for signatures"),
-                Ok(count) => Finding::ok(format!("has {count} keys for signatures")),
-                Err(reason) => Finding::fail(format!("its keys cannot be fetched: {reason}"), advice),
+                Ok(1) => CheckOutcome::ok("has 1 key for signatures"),
+                Ok(count) => CheckOutcome::ok(format!("has {count} keys for signatures")),
+                Err(reason) => CheckOutcome::fail(format!("its keys cannot be fetched: {reason}"), advice),
             }
         }));
     }
@@ -354,7 +360,7 @@ fn authentication(config: &Config, client: &Client) -> Vec<PlannedCheck> {
 
 /// Finds out whether a server answers at an address, without calling what is there: a HEAD, and OPTIONS if the path is
 /// unknown to HEAD. Headers with secrets are not sent.
-async fn check_reachable(client: &Client, url: &str, advice: &str) -> Finding {
+async fn check_reachable(client: &Client, url: &str, advice: &str) -> CheckOutcome {
     let mut last = None;
     for method in [Method::HEAD, Method::OPTIONS] {
         let name = method.to_string();
@@ -363,15 +369,15 @@ async fn check_reachable(client: &Client, url: &str, advice: &str) -> Finding {
             Ok(response) => response.status(),
             Err(error) => {
                 let reason = net::describe_error(&error);
-                return Finding::fail(format!("cannot be reached: {reason}"), advice);
+                return CheckOutcome::fail(format!("cannot be reached: {reason}"), advice);
             }
         };
         if status != StatusCode::NOT_FOUND && !status.is_server_error() {
-            return Finding::ok(format!("answers ({} to {name}); it was not called", status.as_u16()));
+            return CheckOutcome::ok(format!("answers ({} to {name}); it was not called", status.as_u16()));
         }
         last = Some(status);
     }
     let status = last.map(|status| status.as_u16()).unwrap_or_default();
     let message = format!("the server answers, but with {status} at this path; it was not called");
-    Finding::warn(message, advice)
+    CheckOutcome::warn(message, advice)
 }

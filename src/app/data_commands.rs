@@ -62,7 +62,7 @@ async fn run_on(db: &Db, command: &DataCommand, output: &mut (dyn Write + Send))
             user,
             tenant,
         } => {
-            let mut lines = pin!(export::user_lines(db.clone(), owner(tenant, user)?));
+            let mut lines = pin!(export::user_lines(db.clone(), owner(tenant, user)?, None));
             while let Some(chunk) = lines.next().await {
                 output.write_all(&chunk?)?;
             }

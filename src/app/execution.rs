@@ -1,5 +1,4 @@
-//! Whether the agents of a configuration that run commands can do so on this machine, and without reaching the server's
-//! own files.
+//! Checks of the agents that run commands: they can do so on this machine, and do not reach the server's own files.
 
 use std::path::{Path, PathBuf};
 

@@ -15,8 +15,8 @@ use super::{peers, providers, tools};
 use crate::agent::Agent;
 use crate::agent::assemble::AgentFactory;
 use crate::definition::{
-    AgentDefinition, HarnessProfiles, INHERITED_FIELDS, POLICY_FIELDS, Policy, Provenance, SubagentDefinition,
-    suggestion,
+    AgentDefinition, DefinitionSource, HarnessProfiles, INHERITED_FIELDS, Location, POLICY_FIELDS, Policy,
+    SubagentDefinition, suggestion,
 };
 use crate::domain::machine::HookPoint;
 use crate::middleware::{Middleware, instance_name};
@@ -93,16 +93,15 @@ pub(super) fn explain(prepared: &Prepared, graph_id: &str) -> anyhow::Result<Age
         ..AgentFactory::new(providers, peers(config, &shutdown)?)
     };
     let applied = factory.profiles.applied(definition.resolved());
-    let known = factory.register(graph_id, definition, &Provenance::File(graph_id.to_owned()))?;
+    let known = factory.register(graph_id, definition, &DefinitionSource::File(graph_id.to_owned()))?;
     Ok(main_agent(known.agent(), &applied))
 }
 
 fn main_agent(agent: &Agent, definition: &AgentDefinition) -> AgentExplanation {
     let given = fields_of(definition);
-    let registry = agent.subagents();
     let delegates = definition.delegates();
     let below = delegates.iter().filter_map(|subagent| {
-        let built = registry?.get(&subagent.name, 1)?;
+        let built = agent.own_subagent(&subagent.name, 1)?;
         Some(subagent_of(&built, subagent, definition))
     });
     AgentExplanation {
@@ -119,17 +118,37 @@ fn main_agent(agent: &Agent, definition: &AgentDefinition) -> AgentExplanation {
 
 fn subagent_of(agent: &Agent, subagent: &SubagentDefinition, parent: &AgentDefinition) -> AgentExplanation {
     let mut given = fields_of(parent);
-    given.retain(|name, _| INHERITED_FIELDS.contains(&name.as_str()));
+    let mut listed = vec![];
+    let mut system_prompt = &subagent.system_prompt;
+    if agent.is_fork {
+        listed.extend(parent.middleware.iter().cloned());
+        system_prompt = &parent.system_prompt;
+    } else {
+        given.retain(|name, _| INHERITED_FIELDS.contains(&name.as_str()));
+    }
     given.extend(fields_of(subagent));
+    listed.extend(subagent.middleware.iter().cloned());
+    let program = program_of(subagent);
+    let has_model = program.is_none();
+    let tools = subagent.tools.as_ref().unwrap_or(&parent.tools);
     AgentExplanation {
         name: agent.name.clone(),
-        model: Some(subagent.model.as_ref().unwrap_or(&parent.model).to_string()),
-        program: None,
-        system_prompt: subagent.system_prompt.text(),
-        tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
+        model: has_model.then(|| subagent.model.as_ref().unwrap_or(&parent.model).to_string()),
+        program,
+        system_prompt: system_prompt.text(),
+        tools: tools.iter().filter(|_| has_model).cloned().collect(),
         configurable: Value::Null,
-        stack: stack(agent, &subagent.middleware, &given),
+        stack: stack(agent, &listed, &given),
         subagents: vec![],
+    }
+}
+
+/// Returns what does the work of a subagent instead of a model, if it is a program or an agent of another server.
+fn program_of(subagent: &SubagentDefinition) -> Option<String> {
+    match (&subagent.runnable, subagent.location()) {
+        (Some(program), _) => Some(format!("the program {program}")),
+        (None, Location::Remote { graph_id, url }) => Some(format!("agent {graph_id} at {url}")),
+        (None, Location::Local(_) | Location::Inside) => None,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::domain::oauth_scopes::OAuthScopes;
 use crate::domain::time::{Clock, Timestamp};
 use crate::tool::mcp::{LoginStore, LoginStoreError};
 
-/// Where the logins to MCP servers are, and the clock by which their tokens expire.
+/// The database with the logins to MCP servers, and the clock by which their tokens expire.
 pub(super) struct ServerLogins {
     /// The logins; none if they cannot be read.
     pub(super) store: Option<Arc<dyn LoginStore>>,

@@ -27,6 +27,7 @@ pub fn run<'p>(prepared: &'p Prepared, command: &MigrateCommand) -> LocalBoxFutu
         let storage = &prepared.loaded().config.storage;
         let limits = super::database_limits(storage);
         let migrated = migrate(storage.session_url().expose(), limits, finishes).await;
+        let migrated = migrated.map_err(|error| super::with_advice(error, storage));
         let migrated = migrated.with_context(|| format!("could not bring {} up to date", storage.session_url()));
         let before = migrated.map_err(|error| super::explain_in_use(error, IN_USE))?;
         let done = match before.tables {

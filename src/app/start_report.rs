@@ -1,4 +1,4 @@
-//! What the server says about itself when it starts: lines for a person at a terminal, or one entry of the log.
+//! The report of the server when it starts: lines for a person at a terminal, or one entry of the log.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

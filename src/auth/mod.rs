@@ -234,7 +234,7 @@ impl Authenticator {
     /// for ever if that cannot happen.
     pub async fn credential_ended(&self, identity: &Identity) {
         match &self.0 {
-            // What the hook says is the time for which its answer is cached, which is not the end of a session.
+            // The time that the hook names is how long its answer is cached, which is not the end of a session.
             Some(ways) if identity.credential != Credential::Hook => ways.credential_ended(identity).await,
             _ => pending().await,
         }
@@ -332,7 +332,7 @@ fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h st
     let mut values = headers.get_all(name).iter();
     let first = values.next();
     if values.next().is_some() {
-        // Which of them counts would depend on the proxies in between.
+        // The header that counts would depend on the proxies in between.
         return Err(AuthError::refused("a header with credentials is given twice"));
     }
     // A value that is no text is no credential of a way that is known here; the hook does not get it either.

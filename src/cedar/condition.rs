@@ -85,7 +85,7 @@ impl ConditionNode {
     /// # Errors
     /// States what the policy must not ask.
     pub(super) fn of_policy(policy: &Value) -> Result<Self, String> {
-        // What is compared with columns must be text that databases take.
+        // Values that are compared with columns must be text that databases take.
         json_limits::check_to(policy, usize::MAX).map_err(|exceeded| exceeded.to_string())?;
         let mut all = vec![];
         for condition in policy["conditions"].as_array().into_iter().flatten() {

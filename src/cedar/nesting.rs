@@ -26,7 +26,7 @@ struct Level {
 }
 
 impl Level {
-    fn nesting(&self) -> usize {
+    fn depth(&self) -> usize {
         let last = self.operators + self.longest.max(self.operand) + self.inside;
         self.before.max(last)
     }
@@ -39,7 +39,7 @@ impl Level {
 
     fn reads_comma(&mut self) {
         *self = Self {
-            before: self.nesting(),
+            before: self.depth(),
             ..Self::default()
         };
     }
@@ -69,7 +69,7 @@ pub(super) fn first_too_deep(text: &str) -> Option<usize> {
             _ if text.get(at..next).is_some_and(|word| WORDS.contains(&word)) => level.reads_operator(),
             _ => {}
         }
-        if level.nesting() > MAX_NESTING || open.len() > MAX_NESTING {
+        if level.depth() > MAX_NESTING || open.len() > MAX_NESTING {
             return Some(at);
         }
         at = next;
@@ -78,14 +78,14 @@ pub(super) fn first_too_deep(text: &str) -> Option<usize> {
     while !open.is_empty() {
         level = closed(level, &mut open);
     }
-    (level.nesting() > MAX_NESTING).then_some(text.len())
+    (level.depth() > MAX_NESTING).then_some(text.len())
 }
 
 /// Returns the level around one that ends. A bracket too many ends nothing.
 fn closed(inner: Level, open: &mut Vec<Level>) -> Level {
     match open.pop() {
         Some(outer) => Level {
-            inside: outer.inside.max(inner.nesting()),
+            inside: outer.inside.max(inner.depth()),
             ..outer
         },
         None => inner,

@@ -8,7 +8,7 @@ use super::escape;
 const MIN_COLUMN: usize = 8;
 
 /// The space between columns.
-const GAP: &str = "  ";
+const COLUMN_GAP: &str = "  ";
 
 /// A table for people. Its cells are escaped.
 pub(super) struct Table {
@@ -41,7 +41,7 @@ impl Table {
                 let width = widths.get(at).copied().unwrap_or_default();
                 let cell = cut(cell, width);
                 if at > 0 {
-                    line.push_str(GAP);
+                    line.push_str(COLUMN_GAP);
                 }
                 line.push_str(&cell);
                 line.push_str(&" ".repeat(width.saturating_sub(cell.width())));
@@ -60,7 +60,7 @@ impl Table {
         };
         let mut widths: Vec<usize> = (0..self.headers.len()).map(widest).collect();
         let Some(width) = width else { return widths };
-        let gaps = GAP.len() * widths.len().saturating_sub(1);
+        let gaps = COLUMN_GAP.len() * widths.len().saturating_sub(1);
         while widths.iter().sum::<usize>() + gaps > width {
             // Of columns of the same width, the last is cut first.
             let Some(widest) = widths.iter_mut().max() else { break };

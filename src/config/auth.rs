@@ -441,8 +441,8 @@ impl JwtSection {
         findings
     }
 
-    /// Checks where the keys come from. They decide who is let in, so they must not come over a connection that others
-    /// can change.
+    /// Checks the addresses from which keys come. Keys decide about access, so they must not come over a connection
+    /// that others can change.
     fn check_addresses(&self, findings: &mut Vec<Diagnostic>) {
         if self.algorithms.iter().all(|algorithm| algorithm.is_symmetric()) {
             if self.issuer.is_empty() {

@@ -297,7 +297,7 @@ impl Search<'_> {
             settings.entry(SKILLS).or_insert_with(|| json!([SKILLS]));
         }
         if role == FolderRole::Subagent {
-            // They are stored with the definition of the agent, whose folder is the parent.
+            // Paths are stored with the definition of the agent, whose folder is the parent.
             paths(&mut settings).for_each(|path| *path = format!("{home}/{path}"));
         }
         Some(settings)

@@ -112,8 +112,8 @@ pub(super) fn settle(field: &FieldPath, server: &mut McpServerDefinition, folder
     None
 }
 
-/// The programs of servers that cannot be found. That is no mistake of the configuration, and the server says so again
-/// when it starts one, but who only checks would not hear of it.
+/// Returns warnings about programs of MCP servers that cannot be found. A missing program is no error of the
+/// configuration. The server reports it again when it starts the program, but a check does not start any.
 pub(super) fn missing_programs(config: &mut Config) -> Vec<Diagnostic> {
     let all = config
         .mcp_servers

@@ -85,7 +85,7 @@ fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
         ),
     );
     for (field, workspace) in agent.workspaces() {
-        // What is the default, and what a subagent has from its parent, goes without saying.
+        // Defaults, and fields that a subagent has from its parent, go without saying.
         if *workspace != WorkspaceDefinition::default() {
             push(text, &format!("  {field}: {}", workspace.summary()));
         }

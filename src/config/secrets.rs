@@ -223,7 +223,7 @@ pub(super) fn fill_in(config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
     let sections = config.secrets.clone();
     let mut findings = check_sections(&sections);
     if !findings.is_empty() {
-        // What refers to a section that is wrong cannot be filled in.
+        // References to a section that is wrong cannot be filled in.
         return findings;
     }
     let mut references = References::new(&sections, beside, variable);

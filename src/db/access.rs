@@ -1,5 +1,5 @@
-//! The ownership of resources: the facts by which access to one of them is decided, and the conditions by which a
-//! search finds only those that its scope allows.
+//! The ownership of resources: the facts that decide about access to a resource, and the conditions that limit a search
+//! to the resources of its scope.
 //!
 //! Threads, assistants, crons, deliveries and items have the columns `tenant` and `owner`. Whatever belongs to a thread
 //! (runs, interrupts, events) has the ownership of the thread.
@@ -216,7 +216,8 @@ where
     }
 }
 
-/// Appends the condition that access policies leave a row: none forbids it, and the roles allow it or one permits it.
+/// Appends the condition for rows that access policies leave: no policy forbids the row, and the roles allow it or a
+/// policy permits it.
 fn push_ruled<DB>(
     sql: &mut QueryBuilder<DB>,
     tenant: &Tenant,
@@ -232,7 +233,7 @@ where
     push_unforbidden(sql, &ruling.forbids, rows)?;
     sql.push(" and ((true");
     push_scope(sql, base, rows)?;
-    // What belongs to the server is not the tenant's.
+    // Rows of the server do not belong to the tenant.
     sql.push(") or (").push(rows.alias).push("tenant = ");
     sql.push_text(tenant.as_str());
     push_permitted(sql, &ruling.permits, rows)?;

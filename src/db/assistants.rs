@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::access::{self, ScopedRows, push_scope};
 use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
-use super::part::{ListBuilder, ListPart, PageQuery};
+use super::list_part::{ListBuilder, ListPart, PageQuery};
 use super::statement::LaterRows;
 use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership};

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable};
-use super::part::{ListBuilder, ListPart};
+use super::list_part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};

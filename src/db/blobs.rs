@@ -193,7 +193,7 @@ fn number(len: usize) -> i64 {
 }
 
 /// Returns the id to which the content of a blob is bound.
-pub(super) fn place(tenant: &str, digest: &str) -> String {
+pub(super) fn bound_id(tenant: &str, digest: &str) -> String {
     format!("{tenant}\n{digest}")
 }
 
@@ -208,7 +208,7 @@ pub(super) fn cell(id: &String) -> ColumnRef<'_, String> {
 
 /// The row that refers to blobs.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Holder {
+pub(super) enum BlobReferrer {
     /// A checkpoint or an event, by its number in the log of the thread.
     Entry {
         /// The thread.
@@ -225,7 +225,7 @@ pub(super) enum Holder {
     },
 }
 
-impl Holder {
+impl BlobReferrer {
     fn thread(self) -> ThreadId {
         match self {
             Self::Entry { thread, .. } | Self::Request { thread, .. } => thread,
@@ -273,11 +273,11 @@ impl Packer {
         !self.blobs.is_empty()
     }
 
-    /// Stores the blobs of the packed texts, and the references of `holder` to them.
+    /// Stores the blobs of the packed texts, and the references of `referrer` to them.
     ///
     /// # Errors
     /// [`DbError::Conflict`] when the thread was deleted.
-    pub(super) async fn store(self, tx: &mut Tx<'_>, holder: Holder) -> DbResult<()> {
+    pub(super) async fn store(self, tx: &mut Tx<'_>, referrer: BlobReferrer) -> DbResult<()> {
         if self.blobs.is_empty() {
             return Ok(());
         }
@@ -288,7 +288,7 @@ impl Packer {
             };
             (digest.clone(), reference)
         });
-        refer(tx, holder, &wanted.collect(), BlobSource::Given(&self.blobs)).await
+        refer(tx, referrer, &wanted.collect(), BlobSource::Given(&self.blobs)).await
     }
 }
 
@@ -318,7 +318,7 @@ enum BlobSource<'a> {
 ///
 /// # Errors
 /// [`DbError::Conflict`] when one of the threads was deleted.
-pub(super) async fn copy(tx: &mut Tx<'_>, from: ThreadId, holder: Holder, refs: Vec<BlobRef>) -> DbResult<()> {
+pub(super) async fn copy(tx: &mut Tx<'_>, from: ThreadId, referrer: BlobReferrer, refs: Vec<BlobRef>) -> DbResult<()> {
     let mut wanted = References::new();
     for found in refs {
         let reference = wanted.entry(found.digest).or_default();
@@ -328,12 +328,12 @@ pub(super) async fn copy(tx: &mut Tx<'_>, from: ThreadId, holder: Holder, refs: 
     if wanted.is_empty() {
         return Ok(());
     }
-    refer(tx, holder, &wanted, BlobSource::Thread(from)).await
+    refer(tx, referrer, &wanted, BlobSource::Thread(from)).await
 }
 
-/// Makes `holder` refer to blobs, and stores those that are not there.
-async fn refer(tx: &mut Tx<'_>, holder: Holder, wanted: &References, source: BlobSource<'_>) -> DbResult<()> {
-    let thread = holder.thread();
+/// Makes `referrer` refer to blobs, and stores those that are not there.
+async fn refer(tx: &mut Tx<'_>, referrer: BlobReferrer, wanted: &References, source: BlobSource<'_>) -> DbResult<()> {
+    let thread = referrer.thread();
     let deleted = || DbError::Conflict(format!("the thread {thread} does not exist"));
     let tenant = threads::tenant_of(tx, thread).await?.ok_or_else(deleted)?;
     for _ in 0..MAX_TRIES {
@@ -354,7 +354,7 @@ async fn refer(tx: &mut Tx<'_>, holder: Holder, wanted: &References, source: Blo
             }
         }
         if is_complete {
-            return insert_references(tx, &tenant, holder, wanted).await;
+            return insert_references(tx, &tenant, referrer, wanted).await;
         }
     }
     Err(DbError::Busy)
@@ -387,7 +387,7 @@ async fn insert(tx: &mut Tx<'_>, tenant: &str, digest: &str, content: &[u8]) -> 
     const SQL: &str = "insert into blobs (tenant, digest, bytes, sealed, content) values ($1, $2, $3, $4, $5) \
         on conflict (tenant, digest) do nothing";
     let sealer = tx.sealer(tenant).await?;
-    let sealed = sealer.seal_bytes(&cell(&place(tenant, digest)), content)?;
+    let sealed = sealer.seal_bytes(&cell(&bound_id(tenant, digest)), content)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(tenant)
         .bind(digest)
@@ -400,7 +400,7 @@ async fn insert(tx: &mut Tx<'_>, tenant: &str, digest: &str, content: &[u8]) -> 
     Ok(())
 }
 
-async fn insert_references(tx: &mut Tx<'_>, tenant: &str, holder: Holder, wanted: &References) -> DbResult<()> {
+async fn insert_references(tx: &mut Tx<'_>, tenant: &str, referrer: BlobReferrer, wanted: &References) -> DbResult<()> {
     const ENTRY: &str = "insert into entry_blobs (thread_id, digest, tenant, bytes, seq, chars) ";
     const REQUEST: &str = "insert into request_blobs (thread_id, digest, tenant, bytes, run_id) ";
     // An entry may get more texts later: the position of a checkpoint.
@@ -409,21 +409,21 @@ async fn insert_references(tx: &mut Tx<'_>, tenant: &str, holder: Holder, wanted
     let rows: Vec<(&String, &Reference)> = wanted.iter().collect();
     for batch in rows.chunks(MAX_ROWS) {
         on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(match holder {
-                Holder::Entry { .. } => ENTRY,
-                Holder::Request { .. } => REQUEST,
+            let mut sql = QueryBuilder::new(match referrer {
+                BlobReferrer::Entry { .. } => ENTRY,
+                BlobReferrer::Request { .. } => REQUEST,
             });
             sql.push_values(batch, |mut values, (digest, reference)| {
-                values.push_bind(holder.thread().0).push_bind(digest.as_str());
+                values.push_bind(referrer.thread().0).push_bind(digest.as_str());
                 values.push_bind(tenant).push_bind(reference.bytes);
-                match holder {
-                    Holder::Entry { seq, .. } => values.push_bind(seq).push_bind(reference.chars),
-                    Holder::Request { run, .. } => values.push_bind(run.0),
+                match referrer {
+                    BlobReferrer::Entry { seq, .. } => values.push_bind(seq).push_bind(reference.chars),
+                    BlobReferrer::Request { run, .. } => values.push_bind(run.0),
                 };
             });
-            sql.push(match holder {
-                Holder::Entry { .. } => AGAIN,
-                Holder::Request { .. } => "",
+            sql.push(match referrer {
+                BlobReferrer::Entry { .. } => AGAIN,
+                BlobReferrer::Request { .. } => "",
             });
             sql.build().execute(conn).await.map(drop)
         })?;
@@ -511,7 +511,7 @@ async fn contents(tx: &mut Tx<'_>, thread: ThreadId, digests: &BTreeSet<&str>) -
             let content = match row.sealed {
                 false => Some(row.content),
                 true => {
-                    let id = place(&row.tenant, &row.digest);
+                    let id = bound_id(&row.tenant, &row.digest);
                     unless_corrupt(sealing::open_bytes(&cell(&id), row.content))?
                 }
             };

@@ -17,14 +17,14 @@ use uuid::Uuid;
 #[cfg(test)]
 pub use load::history;
 pub use load::{
-    CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, newest_sketch, newest_state, next_after,
-    shared_state, sketch, sketches, walk,
+    CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, load_summaries, load_summary, newest_state,
+    newest_summary, next_after, shared_state, walk,
 };
 pub use machine::{
     input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
 };
 
-use super::blobs::{self, Holder, Packer, StoredText};
+use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::engine::{LaneColumn, on_engine};
 use super::error::corrupt;
 use super::json::ColumnRef;
@@ -195,11 +195,11 @@ pub(super) async fn insert_begun(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>], 
                 false => placed.entry.source.word(),
             };
             rows.push(NewRow::new(placed, segment, source, &mut packer)?);
-            let holder = Holder::Entry {
+            let referrer = BlobReferrer::Entry {
                 thread: placed.thread,
                 seq: placed.seq,
             };
-            packer.store(tx, holder).await?;
+            packer.store(tx, referrer).await?;
         }
         insert_rows(tx, rows).await?;
     }
@@ -318,7 +318,7 @@ pub async fn set_position(
             .fetch_optional(conn)
             .await)?;
         let Some(seq) = seq else { return Ok(()) };
-        packer.store(tx, Holder::Entry { thread, seq }).await?;
+        packer.store(tx, BlobReferrer::Entry { thread, seq }).await?;
     }
     tx.statement(SQL)
         .bind(checkpoint.0)

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::blobs::{self, Holder, Packer, StoredText};
+use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::cell;
 use super::engine::{LaneColumn, on_engine};
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
@@ -195,11 +195,11 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
         .map(drop))?;
     let mut rows = Vec::with_capacity(piece.rows.len());
     for CopiedRow { mut row, position } in piece.rows {
-        let holder = Holder::Entry {
+        let referrer = BlobReferrer::Entry {
             thread: piece.to,
             seq: row.seq,
         };
-        blobs::copy(tx, piece.from, holder, blobs::refs_of(&row.writes)).await?;
+        blobs::copy(tx, piece.from, referrer, blobs::refs_of(&row.writes)).await?;
         let mut packer = Packer::of_thread(tx, piece.to).await?;
         row.position = packer.encode(&cell("position", &row.checkpoint_id), &position)?;
         let shown = row
@@ -208,7 +208,7 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
             .map(|shown| packer.seal(&cell("shown", &row.checkpoint_id), shown));
         row.shown = shown.transpose()?;
         row.writes = packer.seal(&cell("writes", &row.checkpoint_id), std::mem::take(&mut row.writes))?;
-        packer.store(tx, holder).await?;
+        packer.store(tx, referrer).await?;
         rows.push(row);
     }
     insert(tx, piece.to, piece.lane, rows).await

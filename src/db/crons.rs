@@ -9,7 +9,7 @@ use super::access::{self, ScopedRows, push_scope};
 use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
 use super::json::ColumnRef;
-use super::part::{ListBuilder, ListPart};
+use super::list_part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::access::AccessScope;
 use crate::domain::cron::{Cron, Schedule};

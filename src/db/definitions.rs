@@ -8,9 +8,9 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
 use super::engine::{Conn, on_engine};
 use super::json::{ColumnRef, readable, unless_corrupt};
-use super::part::{ListBuilder, ListPart, PageQuery};
+use super::list_part::{ListBuilder, ListPart, PageQuery};
 use super::{DbResult, Notification, Tx, notifications};
-use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
+use crate::definition::{AgentDefinition, DefinitionDigest, DefinitionSource, DefinitionVersion};
 use crate::domain::id::AssistantId;
 use crate::domain::identity::Tenant;
 use crate::domain::time::Timestamp;
@@ -70,16 +70,16 @@ impl TryFrom<VersionRow> for DefinitionVersion {
 
     fn try_from(row: VersionRow) -> DbResult<Self> {
         let definition = decode(&row.digest, &row.body)?;
-        let provenance = if row.origin.is_empty() {
-            Provenance::Client
+        let definition_source = if row.origin.is_empty() {
+            DefinitionSource::Client
         } else {
-            Provenance::File(row.origin)
+            DefinitionSource::File(row.origin)
         };
         Ok(Self {
             graph_id: row.graph_id,
             number: row.version,
-            digest: Digest(row.digest),
-            provenance,
+            digest: DefinitionDigest(row.digest),
+            definition_source,
             definition,
             created_at: Timestamp(row.created_at),
         })
@@ -118,10 +118,10 @@ pub async fn keep(
     tx: &mut Tx<'_>,
     graph_id: &str,
     definition: &AgentDefinition,
-    provenance: &Provenance,
+    definition_source: &DefinitionSource,
     now: Timestamp,
 ) -> DbResult<DefinitionVersion> {
-    let version = DefinitionVersion::first(graph_id, definition.clone(), provenance.clone(), now);
+    let version = DefinitionVersion::first(graph_id, definition.clone(), definition_source.clone(), now);
     store_contents(tx, std::slice::from_ref(&version)).await?;
     add_version(tx, version).await
 }
@@ -169,8 +169,8 @@ async fn store_contents(tx: &mut Tx<'_>, versions: &[DefinitionVersion]) -> DbRe
     .await
 }
 
-/// Stores a version whose content is stored behind the newest one of its agent, unless that is the same definition. Returns
-/// the newest version.
+/// Stores a version of an agent as its newest one, unless the newest one is the same definition already. The content is
+/// stored before. Returns the newest version.
 async fn add_version(tx: &mut Tx<'_>, mut version: DefinitionVersion) -> DbResult<DefinitionVersion> {
     loop {
         let newest = newest_headers(tx, &[version.graph_id.as_str()])
@@ -179,7 +179,7 @@ async fn add_version(tx: &mut Tx<'_>, mut version: DefinitionVersion) -> DbResul
         version.number = match newest {
             Some(newest) if newest.is_of(&version) => return Ok(newest.number(version)),
             Some(newest) => {
-                touch(tx, &Digest(newest.digest), version.created_at).await?;
+                touch(tx, &DefinitionDigest(newest.digest), version.created_at).await?;
                 newest.version + 1
             }
             None => 1,
@@ -203,7 +203,7 @@ async fn insert_versions(tx: &mut Tx<'_>, versions: &[&DefinitionVersion]) -> Db
             row.push_bind(version.graph_id.as_str())
                 .push_bind(version.number)
                 .push_bind(version.digest.0.as_str())
-                .push_bind(version.provenance.file().unwrap_or_default())
+                .push_bind(version.definition_source.file().unwrap_or_default())
                 .push_bind(version.created_at.0);
         });
         sql.push(" on conflict (graph_id, version) do nothing");
@@ -225,7 +225,7 @@ struct VersionHeader {
 impl VersionHeader {
     /// Returns whether the stored version has the definition of `version`, from the same place.
     fn is_of(&self, version: &DefinitionVersion) -> bool {
-        self.digest == version.digest.0 && self.origin == version.provenance.file().unwrap_or_default()
+        self.digest == version.digest.0 && self.origin == version.definition_source.file().unwrap_or_default()
     }
 
     /// Returns `version` with the number and the time of the stored version.
@@ -260,7 +260,7 @@ async fn newest_headers(tx: &mut Tx<'_>, graph_ids: &[&str]) -> DbResult<HashMap
 }
 
 /// Sets the time at which a definition went out of use. For a moment, runs may still be admitted with it.
-async fn touch(tx: &mut Tx<'_>, digest: &Digest, now: Timestamp) -> DbResult<()> {
+async fn touch(tx: &mut Tx<'_>, digest: &DefinitionDigest, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update definitions set used_at = $2 where digest = $1";
     Ok(on_engine!(tx, |conn| query(SQL)
         .bind(&digest.0)
@@ -271,14 +271,14 @@ async fn touch(tx: &mut Tx<'_>, digest: &Digest, now: Timestamp) -> DbResult<()>
 }
 
 /// Returns the definition with this digest.
-pub async fn find(tx: &mut Tx<'_>, digest: &Digest) -> DbResult<Option<AgentDefinition>> {
+pub async fn find(tx: &mut Tx<'_>, digest: &DefinitionDigest) -> DbResult<Option<AgentDefinition>> {
     const SQL: &str = "select body from definitions where digest = $1";
     let body: Option<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(&digest.0).fetch_optional(conn).await)?;
     body.map(|body| decode(&digest.0, &body)).transpose()
 }
 
-/// Returns the provenance of a definition of an agent: a file if any version with this digest came from one.
-pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &Digest) -> DbResult<Provenance> {
+/// Returns the source of a definition of an agent: a file if any version with this digest came from one.
+pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &DefinitionDigest) -> DbResult<DefinitionSource> {
     const SQL: &str = "select max(origin) from definition_versions where digest = $1 and graph_id = $2";
     let origin: Option<String> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(&digest.0)
@@ -286,7 +286,7 @@ pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &Digest) -> DbResul
         .fetch_one(conn)
         .await)?;
     let file = origin.filter(|origin| !origin.is_empty());
-    Ok(file.map_or(Provenance::Client, Provenance::File))
+    Ok(file.map_or(DefinitionSource::Client, DefinitionSource::File))
 }
 
 /// Returns the newest version of an agent.

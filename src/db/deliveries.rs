@@ -8,7 +8,7 @@ use super::access::{self, ScopedRows, push_scope};
 use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
 use super::json::ColumnRef;
-use super::part::{ListBuilder, ListPart};
+use super::list_part::{ListBuilder, ListPart};
 use super::{DbResult, Tx, sealing};
 use crate::domain::access::AccessScope;
 use crate::domain::delivery::{Delivery, DeliveryStatus};

@@ -19,7 +19,7 @@ use super::hosts::PostgresHosts;
 use super::notifications;
 use super::own_thread::{self, KeptConnection, on_own_thread};
 use super::queue::{self, TransactionQueue};
-use super::reach::{Reachability, check_writable};
+use super::reachability::{Reachability, check_writable};
 use super::row_security::{self, RowAccess};
 use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
@@ -103,7 +103,7 @@ impl<'c> Tx<'c> {
         Self::of(Conn::Sqlite(conn), parts, access)
     }
 
-    /// Returns the opening of a job on SQLite if it was not sent, since the job has no statement.
+    /// Returns the opening of an operation on SQLite if it was not sent, since the operation has no statement.
     pub(super) fn unsent_opening(&self) -> PlainStatements {
         match &self.conn {
             Conn::Sqlite(conn) => conn.unsent_opening(),
@@ -111,7 +111,7 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Returns why a job on SQLite has no transaction, if it could not begin.
+    /// Returns why an operation on SQLite has no transaction, if it could not begin.
     pub(super) fn take_opening_error(&mut self) -> Option<sqlx::Error> {
         match &mut self.conn {
             Conn::Sqlite(conn) => conn.take_opening_error(),
@@ -119,11 +119,11 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Ends a job on SQLite with these statements, see [`SqliteConn::end_job`]. A transaction on Postgres is ended by its
-    /// driver.
-    pub(super) async fn end_job(&mut self, end: PlainStatements) -> Result<(), EndError> {
+    /// Ends an operation on SQLite with these statements, see [`SqliteConn::end_operation`]. A transaction on Postgres
+    /// is ended by its driver.
+    pub(super) async fn end_operation(&mut self, end: PlainStatements) -> Result<(), EndError> {
         match &mut self.conn {
-            Conn::Sqlite(conn) => conn.end_job(end).await,
+            Conn::Sqlite(conn) => conn.end_operation(end).await,
             Conn::Postgres(_) => Ok(()),
         }
     }
@@ -338,7 +338,7 @@ pub(super) fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
         .pragma("mmap_size", "268435456")
         .pragma("cache_size", "-32768")
         .pragma("temp_store", "memory")
-        // What is deleted is overwritten.
+        // Deleted content is overwritten.
         .pragma("secure_delete", "on")
         .pragma("journal_size_limit", "67108864"))
 }

@@ -1,12 +1,13 @@
 //! The errors of the database. A missing row is not an error: functions return none.
 
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The result of a database function.
 pub type DbResult<T> = Result<T, DbError>;
 
-/// An error of the database. Clone, since it can be reported to several waiting jobs.
+/// An error of the database. Clone, since it can be reported to several waiting operations.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DbError {
     /// A unique key is taken, or a referenced row does not exist.
@@ -37,8 +38,8 @@ pub enum DbError {
     /// The task does not say for which tenant it works, see [`RowAccess`](super::RowAccess). It is a fault of the program.
     #[error("a task used the database without saying for which tenant")]
     Unbound,
-    /// The job panicked. Its transaction was rolled back.
-    #[error("a database job panicked: {0}")]
+    /// The operation panicked. Its transaction was rolled back.
+    #[error("a database operation panicked: {0}")]
     Panicked(String),
     /// The database file, or a directory of its path, cannot be opened.
     #[error("{0}")]
@@ -89,7 +90,7 @@ impl DbError {
     }
 
     /// Returns whether the connection to the database cannot be made or has broken. That is no fault of the statement, and
-    /// [`super::reach`] logs its cause.
+    /// [`super::reachability`] logs its cause.
     pub fn is_out_of_reach(&self) -> bool {
         matches!(self, Self::Unavailable(error) if super::engine::is_out_of_reach(error))
     }
@@ -101,8 +102,45 @@ impl DbError {
 
     /// Returns the error of a timeout. The write may have been committed.
     pub fn late() -> Self {
-        let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time");
+        let error = io::Error::new(ErrorKind::TimedOut, "it did not answer in time");
         Self::Unavailable(Arc::new(sqlx::Error::Io(error)))
+    }
+
+    /// Returns what an operator can do about a Postgres that could not be opened, if that is known.
+    pub fn advice(&self) -> Option<&'static str> {
+        const ADDRESS: &str = "start Postgres there, or correct the host and the port in [storage]";
+        const HOSTS: &str = "see to it that one of them is a primary that can be reached, or correct them in [storage]";
+        const PRIMARY: &str = "name the primary in [storage]";
+        const LOGIN: &str = "correct the role and the password in [storage], or let the role in (pg_hba.conf)";
+        const DATABASE: &str = "create the database, or correct its name in [storage]";
+        const RIGHTS: &str =
+            "run `adjutant migrate` as the role that owns the tables, and give this one the rights to use them";
+        const CONNECTIONS: &str = "raise `max_connections` of Postgres, or lower `connections` in [storage]";
+        const TLS: &str = "correct `sslmode` and `sslrootcert` in [storage], or the certificate of Postgres";
+        let Self::Unavailable(error) = self else {
+            return None;
+        };
+        if let Some(told) = error.as_database_error() {
+            return match told.code().as_deref() {
+                Some("28000" | "28P01") => Some(LOGIN),
+                Some("3D000") => Some(DATABASE),
+                Some("42501") => Some(RIGHTS),
+                Some("53300") => Some(CONNECTIONS),
+                Some(_) | None => None,
+            };
+        }
+        let sqlx::Error::Io(error) = &**error else {
+            return matches!(&**error, sqlx::Error::Tls(_)).then_some(TLS);
+        };
+        if error.kind() == ErrorKind::ReadOnlyFilesystem {
+            return Some(PRIMARY);
+        }
+        // The kind of the error of several hosts.
+        Some(if error.kind() == ErrorKind::NotConnected {
+            HOSTS
+        } else {
+            ADDRESS
+        })
     }
 
     /// Returns whether a stored value cannot be read: a retry does not help, and other rows are not affected.

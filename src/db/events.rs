@@ -4,7 +4,7 @@ use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
-use super::blobs::{self, Holder, Packer, StoredText};
+use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::{self, EntryColumns, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS};
 use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
@@ -36,7 +36,7 @@ pub struct NewEvent<'a> {
 }
 
 /// Returns the id of an event in errors, and the id to which its body is bound.
-fn place(thread: ThreadId, seq: i64) -> String {
+fn bound_id(thread: ThreadId, seq: i64) -> String {
     format!("{thread}:{seq}")
 }
 
@@ -60,13 +60,13 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
         let mut rows = Vec::with_capacity(batch.len());
         for placed in batch {
             let mut packer = Packer::of_thread(tx, placed.thread).await?;
-            let id = place(placed.thread, placed.seq);
+            let id = bound_id(placed.thread, placed.seq);
             rows.push((placed, packer.encode(&cell(&id), placed.fact)?));
-            let holder = Holder::Entry {
+            let referrer = BlobReferrer::Entry {
                 thread: placed.thread,
                 seq: placed.seq,
             };
-            packer.store(tx, holder).await?;
+            packer.store(tx, referrer).await?;
         }
         tx.insert_later(SQL, "", 6, rows, |row, (placed, body)| {
             row.push_bind(placed.thread.0)
@@ -170,7 +170,7 @@ impl EventRow {
     fn id_of_body(&self, thread: ThreadId) -> String {
         match self.checkpoint_id {
             Some(checkpoint) => checkpoint.to_string(),
-            None => place(thread, self.seq),
+            None => bound_id(thread, self.seq),
         }
     }
 
@@ -206,7 +206,7 @@ impl EventRow {
                 Logged::Entry(row.try_into()?)
             }
             (_, _, _, _) => {
-                let id = place(thread, self.seq);
+                let id = bound_id(thread, self.seq);
                 Logged::Fact(cell(&id).decode(&self.body)?)
             }
         };
@@ -257,7 +257,7 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
 }
 
 /// Returns the lowest and the highest number in the log of a thread; none when it is empty.
-pub async fn reach(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
+pub async fn bounds(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
     const FIRST: &str = "select (select seq - case source when 'begin' then 1 else 0 end from checkpoints \
         where thread_id = $1";
     const LAST: &str = " order by seq limit 1) as first, (select max(seq) from checkpoints where thread_id = $1";

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::DbLimits;
 use super::engine::postgres_options;
 use super::error::{DbError, DbResult};
-use super::reach::check_writable;
+use super::reachability::check_writable;
 use crate::domain::postgres_url::{PostgresUrl, TargetSessionAttrs};
 
 /// The hosts of a URL. All have the same login and the same parameters.

@@ -70,8 +70,8 @@ impl KeyRow {
 }
 
 impl Db {
-    /// Runs `job` like [`Db::write`], but only once per key; without a key, always. `kept` returns the part of the
-    /// result that is stored for repeated requests. A job that returns an error leaves its key free. A concurrent
+    /// Runs `operation` like [`Db::write`], but only once per key; without a key, always. `kept` returns the part of the
+    /// result that is stored for repeated requests. An operation that returns an error leaves its key free. A concurrent
     /// request with the same key waits for the end of the first.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Db {
         key: Option<IdempotencyKey>,
         now: Timestamp,
         kept: K,
-        job: J,
+        operation: J,
     ) -> Result<IdempotentOutcome<T>, E>
     where
         T: Send + 'static,
@@ -92,14 +92,14 @@ impl Db {
         let write = self.write(move |tx| {
             Box::pin(async move {
                 let Some(key) = key else {
-                    return job(tx).await.map(IdempotentOutcome::First);
+                    return operation(tx).await.map(IdempotentOutcome::First);
                 };
                 match claim(tx, &key, now).await? {
                     IdempotentOutcome::First(()) => {}
                     IdempotentOutcome::Replayed(kept) => return Ok(IdempotentOutcome::Replayed(kept)),
                     IdempotentOutcome::KeyReused => return Ok(IdempotentOutcome::KeyReused),
                 }
-                let made = job(tx).await?;
+                let made = operation(tx).await?;
                 store_response(tx, &key, &kept(&made)).await?;
                 Ok(IdempotentOutcome::First(made))
             })

@@ -624,8 +624,8 @@ async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbR
     Ok(())
 }
 
-/// Undoes the changes that run `by` of the main agent made to the interrupts of a thread: deletes the interrupts that
-/// it raised, restores those of other runs, and forgets the decisions that it brought.
+/// Undoes the changes that run `by` of the main agent made to the interrupts of a thread: deletes the interrupts of the
+/// run, restores the interrupts of other runs, and deletes the decisions that came with the run.
 pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<()> {
     const FIND: &str = "select interrupt_id, before from interrupts where thread_id = $1 and touched_by = $2";
     const RESTORE: &str = "update interrupts set run_id = $3, status = $4, resolution = $5, resumed_by = $6, \

@@ -17,7 +17,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use super::access::push_owner;
 use super::engine::{Conn, Matches, on_engine};
 use super::json::ColumnRef;
-use super::part::{ListBuilder, ListPart};
+use super::list_part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemSearch, Namespace, PreparedItem};
@@ -49,12 +49,12 @@ struct ItemRow {
 }
 
 /// Returns the id to which the value of an item is bound, given the owner and the address as they are stored.
-pub(super) fn place(owner: &str, namespace: &str, key: &str) -> String {
+pub(super) fn bound_id(owner: &str, namespace: &str, key: &str) -> String {
     format!("{owner}\n{namespace}\n{key}")
 }
 
 /// Returns the id to which a vector is bound, given that of its item.
-pub(super) fn place_of_vector(item: &str, path: &str) -> String {
+pub(super) fn bound_id_of_vector(item: &str, path: &str) -> String {
     format!("{item}\n{path}")
 }
 
@@ -70,12 +70,12 @@ fn cell(id: &String) -> ColumnRef<'_, String> {
 impl ItemRow {
     /// Returns the value.
     fn value(&self) -> DbResult<Map<String, Value>> {
-        cell(&place(&self.owner, &self.namespace, &self.key)).decode(&self.value)
+        cell(&bound_id(&self.owner, &self.namespace, &self.key)).decode(&self.value)
     }
 
     /// Returns about how many bytes of memory the row takes.
     fn weigh(&self) -> usize {
-        cell(&place(&self.owner, &self.namespace, &self.key)).weigh(&self.value)
+        cell(&bound_id(&self.owner, &self.namespace, &self.key)).weigh(&self.value)
     }
 }
 
@@ -148,7 +148,7 @@ pub async fn put(tx: &mut Tx<'_>, space: &Ownership, draft: &PreparedItem, now: 
         created_at = case when items.expires_at <= $6 then excluded.created_at else items.created_at end";
     let ttl = draft.ttl.map(|ttl| i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX));
     let namespace = text_of(&draft.address.namespace);
-    let id = place(space.owner.as_str(), &namespace, &draft.address.key);
+    let id = bound_id(space.owner.as_str(), &namespace, &draft.address.key);
     let sealer = tx.sealer(space.tenant.as_str()).await?;
     let value = sealer.json(&cell(&id), &draft.value)?;
     on_engine!(tx, |conn| query(SQL)
@@ -189,7 +189,7 @@ pub async fn find(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress, now
 /// the end of this transaction. SQLite has one writer anyway.
 pub async fn lock(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress) -> DbResult<()> {
     const SQL: &str = "select pg_advisory_xact_lock(hashtextextended('adjutant: item ' || $1, 0))";
-    let id = place(space.owner.as_str(), &text_of(&address.namespace), &address.key);
+    let id = bound_id(space.owner.as_str(), &text_of(&address.namespace), &address.key);
     match &mut tx.conn {
         Conn::Sqlite(_) => Ok(()),
         Conn::Postgres(conn) => Ok(query(SQL)
@@ -200,21 +200,30 @@ pub async fn lock(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress) -> 
     }
 }
 
-/// Returns the keys of the items in exactly this namespace, in order, up to `most`. Expired items do not count.
+/// Returns the keys of the items in exactly this namespace that are the path `at` or below it, in order, up to `most`.
+/// Expired items do not count.
 pub async fn keys(
     tx: &mut Tx<'_>,
     space: &Ownership,
     namespace: &Namespace,
+    at: &str,
     most: usize,
     now: Timestamp,
 ) -> DbResult<Vec<String>> {
+    // The paths below `/a` are between `/a/` and `/a0`: a zero follows the slash. Others before `/a/`, as `/a.md`, are none.
     const SQL: &str = "select key from items where tenant = $1 and owner = $2 and namespace = $3 \
-        and (expires_at is null or expires_at > $4) order by key limit $5";
+        and key >= $4 and key < $5 and (key = $6 or key >= $7) \
+        and (expires_at is null or expires_at > $8) order by key limit $9";
     let namespace = text_of(namespace);
+    let directory = at.trim_end_matches('/');
     on_engine!(tx, |conn| query_scalar(SQL)
         .bind(space.tenant.as_str())
         .bind(space.owner.as_str())
         .bind(&namespace)
+        .bind(at)
+        .bind(format!("{directory}0"))
+        .bind(at)
+        .bind(format!("{directory}/"))
         .bind(now.0)
         .bind(i64::try_from(most).unwrap_or(i64::MAX))
         .fetch_all(conn)

@@ -71,7 +71,7 @@ impl<I: ToString> ColumnRef<'_, I> {
 
     /// Returns about how many bytes of memory the parsed text of this column takes.
     pub(super) fn weigh(&self, text: &str) -> usize {
-        // What cannot be opened is not parsed either.
+        // A value that cannot be opened is not parsed either.
         self.open(text).map_or(text.len(), |text| parsed_bytes(&text))
     }
 

@@ -136,16 +136,16 @@ pub struct ChunkRange {
 
 impl ChunkRange {
     /// Returns the text to which sealed chunks are bound.
-    fn place(self) -> String {
+    fn bound_id(self) -> String {
         format!("{}:{}:{}", self.thread, self.after, self.upto)
     }
 }
 
-fn cell(place: &String) -> ColumnRef<'_, String> {
+fn cell(id: &String) -> ColumnRef<'_, String> {
     ColumnRef {
         table: "live",
         column: "chunks",
-        id: place,
+        id,
     }
 }
 
@@ -155,7 +155,7 @@ fn cell(place: &String) -> ColumnRef<'_, String> {
 /// If the database or the encryption fails.
 pub async fn seal(tx: &mut Tx<'_>, tenant: &str, range: ChunkRange, text: String) -> DbResult<String> {
     let sealer = tx.sealer(tenant).await?;
-    sealer.seal(&cell(&range.place()), text)
+    sealer.seal(&cell(&range.bound_id()), text)
 }
 
 impl Db {
@@ -164,25 +164,25 @@ impl Db {
     /// # Errors
     /// If this server does not have the key, the text was changed, or the text is plain although this server seals.
     pub async fn open_chunks(&self, range: ChunkRange, text: String) -> DbResult<String> {
-        let place = range.place();
+        let id = range.bound_id();
         if !self.is_sealing() {
-            return cell(&place).open_owned(text);
+            return cell(&id).open_owned(text);
         }
         if !sealing::is_sealed(&text) {
-            // Who can connect to the database could have sent it.
-            return Err(cell(&place).corrupt());
+            // Every client of the database could have sent it.
+            return Err(cell(&id).corrupt());
         }
         let opened = self
             .0
             .parts
             .sealing
-            .scope(async { cell(&place).open_owned(text.clone()) })
+            .scope(async { cell(&id).open_owned(text.clone()) })
             .await;
         if opened.is_ok() {
             return opened;
         }
         // The key may be newer than the last read.
-        self.read(move |_| Box::pin(async move { cell(&place).open_owned(text) }))
+        self.read(move |_| Box::pin(async move { cell(&id).open_owned(text) }))
             .await
     }
 }

@@ -64,7 +64,7 @@ impl TryFrom<LoginRow> for McpLogin {
 
     fn try_from(row: LoginRow) -> DbResult<Self> {
         let status = LoginStatus::try_from(row.status)?;
-        let id = place(status.key.tenant.as_str(), &status.key.server);
+        let id = bound_id(status.key.tenant.as_str(), &status.key.server);
         Ok(Self {
             secrets: cell(&id).decode(&row.secrets)?,
             status,
@@ -82,7 +82,7 @@ struct SecretsRow {
 }
 
 /// Returns the id to which the secrets of a login are bound.
-pub(super) fn place(tenant: &str, server: &str) -> String {
+pub(super) fn bound_id(tenant: &str, server: &str) -> String {
     format!("{tenant}\n{server}")
 }
 
@@ -98,7 +98,7 @@ fn cell(id: &String) -> ColumnRef<'_, String> {
 async fn sealed_secrets(tx: &mut Tx<'_>, login: &McpLogin) -> DbResult<String> {
     let key = &login.status.key;
     let sealer = tx.sealer(key.tenant.as_str()).await?;
-    let id = place(key.tenant.as_str(), &key.server);
+    let id = bound_id(key.tenant.as_str(), &key.server);
     sealer.encode(&cell(&id), &login.secrets)
 }
 
@@ -168,7 +168,7 @@ pub async fn missing_scopes(tx: &mut Tx<'_>) -> DbResult<BTreeMap<LoginKey, OAut
     let rows: Vec<SecretsRow> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
     let mut found = BTreeMap::new();
     for row in rows {
-        let id = place(&row.tenant, &row.server);
+        let id = bound_id(&row.tenant, &row.server);
         let secrets: Option<LoginSecrets> = cell(&id).decode_or_log(&row.secrets);
         let missing = secrets.map(|secrets| secrets.missing_scopes).unwrap_or_default();
         if !missing.is_empty() {

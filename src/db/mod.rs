@@ -47,22 +47,22 @@ pub mod idempotency;
 pub mod inspection;
 pub mod interrupts;
 pub mod items;
-mod job;
 pub mod jobs;
 mod json;
 pub mod keys;
+mod list_part;
 pub mod live;
 pub mod mcp_logins;
 pub mod migration;
 pub mod notifications;
 mod offload;
+mod operation;
 mod own_thread;
-mod part;
 mod pending_entries;
 pub mod postgres_checks;
 mod queue;
 pub mod quotas;
-mod reach;
+mod reachability;
 mod reader;
 pub mod remembered;
 pub mod remote_runs;
@@ -97,21 +97,21 @@ use tokio_util::task::TaskTracker;
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
 pub use json::unless_corrupt;
+pub use list_part::{ListPart, PageQuery};
 pub use live::{ChunkRange, LiveAddress, LiveNotice};
 pub use notifications::Notification;
 pub use offload::{CancelFlag, off_thread};
-pub use part::{ListPart, PageQuery};
 pub use pending_entries::PendingEntries;
-pub(crate) use reach::warn_of;
+pub(crate) use reachability::warn_of;
 pub use row_security::RowAccess;
 pub use sealing::{MasterKeys, RekeyProgress, RekeyTarget};
 pub use session_lock::SessionLock;
 pub use states::StateCache;
 
 use engine::{Readers, SqliteConn, TxParts};
-use job::TransactionJob;
+use operation::DbOperation;
 use queue::TransactionQueue;
-use reach::Reachability;
+use reachability::Reachability;
 use reader::{Reader, SearchReader};
 use sealing::Sealing;
 
@@ -136,7 +136,7 @@ struct Inner {
     limits: DbLimits,
 }
 
-/// Where the database is.
+/// The address of the database.
 #[derive(Clone)]
 pub struct DbAddress {
     /// The URL: `sqlite://file`, `sqlite::memory:` or `postgres://…`, which may list several hosts.
@@ -339,29 +339,29 @@ impl Db {
         self.0.reach.is_settled()
     }
 
-    /// Runs `job` on one consistent view of the database, with the [access](RowAccess) of the current task. The job must
-    /// not write.
+    /// Runs `operation` on one consistent view of the database, with the [access](RowAccess) of the current task. The
+    /// operation must not write.
     ///
     /// The caller does not wait for the end of the transaction, which keeps nothing.
     ///
     /// # Errors
-    /// Those of the job, [`DbError::Unbound`] when the task does not say for which tenant it works, and
+    /// Those of the operation, [`DbError::Unbound`] when the task does not say for which tenant it works, and
     /// [`DbError::Unavailable`].
-    pub async fn read<T, J>(&self, job: J) -> DbResult<T>
+    pub async fn read<T, J>(&self, operation: J) -> DbResult<T>
     where
         T: Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
-        let (job, outcome) = TransactionJob::with_outcome(job);
-        self.read_job(job).await?;
+        let (operation, outcome) = DbOperation::with_outcome(operation);
+        self.run_read(operation).await?;
         outcome.into_result()
     }
 
-    async fn read_job(&self, job: TransactionJob) -> DbResult<()> {
+    async fn run_read(&self, operation: DbOperation) -> DbResult<()> {
         let access = RowAccess::required()?;
         match &self.0.readers {
-            Readers::Writer => self.0.queue.run(access, job).await,
-            Readers::Sqlite { queue, .. } => self.in_time(Box::pin(queue.run(access, job))).await,
+            Readers::Writer => self.0.queue.run(access, operation).await,
+            Readers::Sqlite { queue, .. } => self.in_time(Box::pin(queue.run(access, operation))).await,
             Readers::Postgres(pool) => {
                 let mut reader = self
                     .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
@@ -370,7 +370,7 @@ impl Db {
                     let mut transaction = reader.begin(access.begin(&pool.begin_read)).await?;
                     let mut tx = Tx::postgres(&mut transaction, &self.0.parts, &access);
                     self.0.parts.sealing.refresh(&mut tx).await?;
-                    job.run(&mut tx).await.map(drop)
+                    operation.run(&mut tx).await.map(drop)
                 };
                 let read = Box::pin(self.0.parts.sealing.scope(read));
                 let done = tokio::time::timeout(self.0.limits.transaction(), read).await;
@@ -382,19 +382,19 @@ impl Db {
         }
     }
 
-    /// Runs `job` like [`Db::read`], for statements that may be slow because of the request of a client. They are
+    /// Runs `operation` like [`Db::read`], for statements that may be slow because of the request of a client. They are
     /// cancelled at the timeout, and when the caller is gone. A few run at the same time and others wait, so that they leave
     /// connections for reads.
     ///
     /// # Errors
-    /// Those of the job, and [`DbError::Unavailable`], also when the job took too long.
-    pub async fn search<T, J>(&self, job: J) -> DbResult<T>
+    /// Those of the operation, and [`DbError::Unavailable`], also when the operation took too long.
+    pub async fn search<T, J>(&self, operation: J) -> DbResult<T>
     where
         T: Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
-        let (job, outcome) = TransactionJob::with_outcome(job);
-        self.search_job(job).await?;
+        let (operation, outcome) = DbOperation::with_outcome(operation);
+        self.run_search(operation).await?;
         outcome.into_result()
     }
 
@@ -406,18 +406,18 @@ impl Db {
         }
     }
 
-    async fn search_job(&self, job: TransactionJob) -> DbResult<()> {
+    async fn run_search(&self, operation: DbOperation) -> DbResult<()> {
         // Postgres cancels statements at the timeout by itself.
         let Readers::Sqlite { searches: pool, .. } = &self.0.readers else {
             let turn = async { Ok(self.0.searches.acquire().await.ok()) };
             let _turn = self.in_time(Box::pin(turn)).await?;
-            return self.read_job(job).await;
+            return self.run_read(operation).await;
         };
         let access = RowAccess::required()?;
         let search = async {
             let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
             let mut transaction = reader.begin().await?;
-            let ran = job
+            let ran = operation
                 .run(&mut Tx::sqlite(
                     SqliteConn::new(&mut transaction),
                     &self.0.parts,
@@ -436,57 +436,58 @@ impl Db {
         done.unwrap_or_else(|_| Err(DbError::late()))
     }
 
-    /// Runs `job` as one transaction with the [access](RowAccess) of the current task, and returns its result once the
+    /// Runs `operation` as one transaction with the [access](RowAccess) of the current task, and returns its result once the
     /// transaction is durable.
     ///
-    /// A job that returns any error is rolled back. To keep writes beside a refusal, return the refusal as a value, or
-    /// use [`Tx::savepoint`]. After an error of the database the job must return an error, since only one of the two
-    /// engines could continue. A job must wait for nothing but the database, since other jobs wait behind it, and must
-    /// never call [`Db::write`] itself. A job that has begun runs to its end, even if the caller is gone.
+    /// An operation that returns any error is rolled back. To keep writes beside a refusal, return the refusal as a
+    /// value, or use [`Tx::savepoint`]. After an error of the database the operation must return an error, since only
+    /// one of the two engines could continue. An operation must wait for nothing but the database, since other
+    /// operations wait behind it, and must never call [`Db::write`] itself. An operation that has begun runs to its
+    /// end, even if the caller is gone.
     ///
     /// In a task that works for a request, the transaction also stores the [pending entries](PendingEntries) of the
-    /// request, those that the job adds included.
+    /// request, those that the operation adds included.
     ///
     /// # Errors
-    /// Those of the job; [`DbError::Unbound`] when the task does not say for which tenant it works; [`DbError::Busy`] when the job
-    /// lost a race and may be retried; [`DbError::Unavailable`].
-    pub async fn write<T, E, J>(&self, job: J) -> Result<T, E>
+    /// Those of the operation; [`DbError::Unbound`] when the task does not say for which tenant it works;
+    /// [`DbError::Busy`] when the operation lost a race and may be retried; [`DbError::Unavailable`].
+    pub async fn write<T, E, J>(&self, operation: J) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<DbError> + Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
     {
-        let (job, outcome) = TransactionJob::with_outcome(job);
-        self.write_job(job).await?;
+        let (operation, outcome) = DbOperation::with_outcome(operation);
+        self.run_write(operation).await?;
         outcome.into_result()
     }
 
-    async fn write_job(&self, job: TransactionJob) -> DbResult<()> {
+    async fn run_write(&self, operation: DbOperation) -> DbResult<()> {
         let access = RowAccess::required()?;
         let Some(entries) = PendingEntries::current() else {
-            return self.0.queue.run(access, job).await;
+            return self.0.queue.run(access, operation).await;
         };
         let stored = Arc::new(OnceLock::new());
         let of_job = entries.clone();
         let stored_by_job = Arc::clone(&stored);
-        let job_with_entries = TransactionJob::new(move |tx| {
+        let operation_with_entries = DbOperation::new(move |tx| {
             Box::pin(async move {
-                let is_kept = job.run(tx).await?;
+                let is_kept = operation.run(tx).await?;
                 if is_kept {
-                    // After the job, which may add entries, and which may have to begin without locks.
+                    // After the operation, which may add entries, and which may have to begin without locks.
                     let _ = stored_by_job.set(of_job.insert(tx).await?);
                 }
                 Ok(is_kept)
             })
         });
-        self.0.queue.run(access, job_with_entries).await?;
+        self.0.queue.run(access, operation_with_entries).await?;
         if let Some(stored) = stored.get() {
             entries.remove(stored);
         }
         Ok(())
     }
 
-    /// Accepts no more jobs, finishes the accepted ones, and closes all connections.
+    /// Accepts no more operations, finishes the accepted ones, and closes all connections.
     pub async fn close(&self) {
         self.0.closing.cancel();
         self.0.writers.wait().await;

@@ -19,7 +19,7 @@ use super::engine::{Conn, PostgresPool, Tx};
 use super::error::DbResult;
 use super::hosts::PostgresHosts;
 use super::live::{LiveAddress, LiveNotice};
-use super::reach::{Reachability, check_writable, warn_of};
+use super::reachability::{Reachability, check_writable, warn_of};
 use super::session_lock::{HeldLock, SessionLock};
 use crate::domain::id::{RunId, ThreadId};
 

@@ -54,13 +54,14 @@ impl PendingEntries {
         CURRENT.try_with(Self::clone).ok()
     }
 
-    /// Runs work for the request. Tasks that the work starts are no part of it, unless they [carry](Self::carry) it on.
+    /// Runs work for the request. Tasks that the work starts are no part of it, unless they are started with
+    /// [`Self::in_current`].
     pub fn scope<W: Future>(self, work: W) -> impl Future<Output = W::Output> {
         CURRENT.scope(self, work)
     }
 
     /// Returns work for a task of its own, as a part of the request for which the current task works.
-    pub fn carry<W: Future>(work: W) -> impl Future<Output = W::Output> {
+    pub fn in_current<W: Future>(work: W) -> impl Future<Output = W::Output> {
         match Self::current() {
             Some(entries) => Either::Left(entries.scope(work)),
             None => Either::Right(work),

@@ -1,6 +1,6 @@
 //! Connections for reads.
 //!
-//! On SQLite a few readers take jobs from one queue and share their connections, since a pool exchanges more with the
+//! On SQLite a few readers take operations from one queue and share their connections, since a pool exchanges more with the
 //! thread of a connection than most reads do. Searches, which must end when the client is gone, and the reads of Postgres
 //! have pooled connections and may be cancelled at any moment.
 
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::engine::{PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
-use super::queue::{JobReceiver, QueuedJob, next};
+use super::queue::{OperationReceiver, QueuedOperation, next};
 
 /// The number of readers of SQLite.
 const READERS: usize = 4;
@@ -30,7 +30,7 @@ const END: &str = "rollback";
 
 /// Returns readers of SQLite, which share a queue.
 pub(super) fn on_sqlite(
-    inbox: JobReceiver,
+    inbox: OperationReceiver,
     parts: &TxParts,
     options: &SqliteConnectOptions,
     closing: &CancellationToken,
@@ -46,8 +46,8 @@ pub(super) fn on_sqlite(
             idle: idle.clone(),
         };
         let reading: BoxFuture<'static, ()> = Box::pin(async move {
-            while let Some(job) = next(&inbox, &closing).await {
-                reader.read(job).await;
+            while let Some(operation) = next(&inbox, &closing).await {
+                reader.read(operation).await;
             }
             while let Some(conn) = reader.idle.take() {
                 let _ = conn.close().await;
@@ -82,17 +82,17 @@ struct SqliteReader {
 }
 
 impl SqliteReader {
-    /// Runs a job on one snapshot.
-    async fn read(&self, job: QueuedJob) {
+    /// Runs an operation on one snapshot.
+    async fn read(&self, operation: QueuedOperation) {
         let conn = match self.idle.take() {
             Some(conn) => Ok(conn),
             None => self.options.connect().await,
         };
         let mut conn = match conn {
             Ok(conn) => conn,
-            Err(error) => return job.refuse(error.into()),
+            Err(error) => return operation.refuse(error.into()),
         };
-        let reading = read_in_snapshot(&mut conn, &self.parts, job);
+        let reading = read_in_snapshot(&mut conn, &self.parts, operation);
         // After an error it is not known whether the snapshot has ended.
         if self.parts.sealing.scope(reading).await.is_ok() {
             self.idle.put(conn);
@@ -100,11 +100,15 @@ impl SqliteReader {
     }
 }
 
-async fn read_in_snapshot(conn: &mut SqliteConnection, parts: &TxParts, job: QueuedJob) -> sqlx::Result<()> {
-    let access = job.access.clone();
+async fn read_in_snapshot(
+    conn: &mut SqliteConnection,
+    parts: &TxParts,
+    operation: QueuedOperation,
+) -> sqlx::Result<()> {
+    let access = operation.access.clone();
     let mut tx = Tx::sqlite(SqliteConn::opened(&mut *conn, BEGIN), parts, &access);
     // The connection is for other readers once the caller is gone.
-    let done = job.run_while_awaited(&mut tx).await;
+    let done = operation.run_while_awaited(&mut tx).await;
     if let Some(error) = tx.take_opening_error() {
         if let Some(done) = done {
             done.report(Err(DbError::from(error)));

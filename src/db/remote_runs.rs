@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::engine::on_engine;
 use super::jobs::{self, JobOwner};
 use super::{DbResult, Tx};
-use crate::definition::Digest;
+use crate::definition::DefinitionDigest;
 use crate::domain::id::RunId;
 use crate::domain::job::JobKind;
 use crate::domain::remote_run::RemoteRun;
@@ -36,7 +36,7 @@ impl From<RemoteRunRow> for RemoteRun {
             run: RunId(row.remote_run_id),
             first: RunId(row.first_run.unwrap_or(row.remote_run_id)),
             graph_id: row.parent_graph_id.unwrap_or_default(),
-            definition: row.parent_definition.map(Digest),
+            definition: row.parent_definition.map(DefinitionDigest),
             agent: row.agent_name,
             url: row.url,
             of_deleted_task: row.unwanted,

@@ -3,7 +3,7 @@
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::blobs::{self, Holder, Packer};
+use super::blobs::{self, BlobReferrer, Packer};
 use super::engine::{LaneColumn, on_engine};
 use super::{DbResult, Engine, Tx, checkpoints, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;
@@ -27,7 +27,7 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
             &checkpoints::cell("writes", &head.id.0),
             &StoredWrites(&[state.as_update()]),
         )?;
-        packer.store(tx, Holder::Entry { thread, seq: head.seq }).await?;
+        packer.store(tx, BlobReferrer::Entry { thread, seq: head.seq }).await?;
         on_engine!(tx, |conn| query(COLLAPSE)
             .bind(head.id.0)
             .bind(writes)
@@ -36,7 +36,7 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
             .await
             .map(drop))?;
         let unfinished = checkpoints::unfinished_lanes(tx, thread).await?;
-        // What waits elsewhere is on branches that are deleted, so no answer can continue it.
+        // Other interrupts wait on branches that are deleted, so no answer can continue them.
         let heads = unfinished
             .iter()
             .filter_map(|(_, newest)| newest.as_ref())
@@ -67,7 +67,7 @@ pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64
     if pruned.is_none() {
         return Ok(None);
     }
-    Ok(events::reach(tx, thread).await?.map(|(first, _)| first))
+    Ok(events::bounds(tx, thread).await?.map(|(first, _)| first))
 }
 
 /// Deletes the log of a thread before a checkpoint, except for some lanes. Later entries stay, so that no number of the

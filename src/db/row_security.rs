@@ -52,7 +52,8 @@ impl RowAccess {
         CURRENT.try_with(Self::clone).ok()
     }
 
-    /// Runs work with this access. Tasks that the work starts do not have it, unless they [carry](Self::carry) it on.
+    /// Runs work with this access. Tasks that the work starts do not have it, unless they are started with
+    /// [`Self::in_current`].
     pub fn scope<W: Future>(self, work: W) -> impl Future<Output = W::Output> {
         CURRENT.scope(self, work)
     }
@@ -63,7 +64,7 @@ impl RowAccess {
     }
 
     /// Returns work for a task of its own, with the access of the current task.
-    pub fn carry<W: Future>(work: W) -> impl Future<Output = W::Output> {
+    pub fn in_current<W: Future>(work: W) -> impl Future<Output = W::Output> {
         match Self::current() {
             Some(access) => Either::Left(access.scope(work)),
             None => Either::Right(work),
@@ -154,7 +155,7 @@ mod tests {
     async fn a_task_keeps_the_access_that_it_carries_and_no_other() {
         let (carried, lost) = tenant("acme")
             .scope(async {
-                let carried = tokio::spawn(RowAccess::carry(async { RowAccess::current() }));
+                let carried = tokio::spawn(RowAccess::in_current(async { RowAccess::current() }));
                 let lost = tokio::spawn(async { RowAccess::current() });
                 (carried.await.expect("a task"), lost.await.expect("a task"))
             })

@@ -33,10 +33,10 @@ pub use turns::{
 };
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
-use super::blobs::{self, Holder, Packer, StoredText};
+use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::engine::{Engine, on_engine};
 use super::json::{ColumnRef, log_unreadable, unless_corrupt};
-use super::part::{ListBuilder, ListPart};
+use super::list_part::{ListBuilder, ListPart};
 use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
@@ -333,11 +333,11 @@ pub async fn insert_begun(
         .bind(first_seq)
         .execute_later()
         .await?;
-    let holder = Holder::Request {
+    let referrer = BlobReferrer::Request {
         thread: run.thread,
         run: run.id,
     };
-    packer.store(tx, holder).await
+    packer.store(tx, referrer).await
 }
 
 /// Returns the run with this id on this thread.
@@ -643,7 +643,7 @@ pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now:
     let freed = blobs::forget_request(tx, run).await?;
     let mut packer = Packer::of_thread(tx, thread).await?;
     let request = packer.encode(&cell("request", &run), request)?;
-    packer.store(tx, Holder::Request { thread, run }).await?;
+    packer.store(tx, BlobReferrer::Request { thread, run }).await?;
     blobs::delete_unreferenced(tx, freed).await?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)

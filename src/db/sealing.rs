@@ -11,8 +11,9 @@
 //! The key that seals a value is not the data key itself, but derived from it and the place of the value (HKDF-SHA256).
 //! So there are few random nonces for each key, however many values a tenant has.
 //!
-//! Reading needs no transaction: the keys of the database are known to each of its jobs as the task-local `KEYRING`, and
-//! `super::json` opens values with it. Writing asks the transaction for the [`Sealer`] of a tenant or a thread.
+//! Reading needs no transaction: the keys of the database are known to each of its operations as the task-local
+//! `KEYRING`, and `super::json` opens values with it. Writing asks the transaction for the [`Sealer`] of a tenant or a
+//! thread.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -200,11 +201,11 @@ impl Sealing {
         self.0.is_some()
     }
 
-    /// Runs a job that can open sealed values.
-    pub(super) async fn scope<F: Future>(&self, job: F) -> F::Output {
+    /// Runs an operation that can open sealed values.
+    pub(super) async fn scope<F: Future>(&self, operation: F) -> F::Output {
         match &self.0 {
-            None => job.await,
-            Some(keyring) => KEYRING.scope(Arc::clone(keyring), job).await,
+            None => operation.await,
+            Some(keyring) => KEYRING.scope(Arc::clone(keyring), operation).await,
         }
     }
 }

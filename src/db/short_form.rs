@@ -335,7 +335,7 @@ pub(super) fn expand(short: &str) -> Option<String> {
             rest = behind;
             continue;
         }
-        // What was written as it is ends here.
+        // Text that was copied unchanged ends here.
         push_literal(&mut output, copied, rest)?;
         rest = behind;
         match *code {

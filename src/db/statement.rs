@@ -161,7 +161,7 @@ impl Statement<'_, '_> {
     }
 
     /// Executes the statement by the end of the transaction at the latest, and before any that follows. If it fails then,
-    /// the error is that of a later statement, or of the transaction: so this is for statements whose errors the job does
+    /// the error is that of a later statement, or of the transaction: so this is for statements whose errors the operation does
     /// not handle.
     ///
     /// # Errors

@@ -133,7 +133,7 @@ async fn with_postgres(keys: Option<MasterKeys>, test: impl FnOnce(Db) -> BoxFut
     }
 }
 
-/// The refusal of a job whose writes are rolled back.
+/// The refusal of an operation whose writes are rolled back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Refusal;
 

@@ -86,7 +86,13 @@ impl From<TreeRow> for TreeUsed {
 const SUMS: &str = "model_calls, tool_calls, input_tokens, output_tokens, cost_micros, children, under_way";
 
 /// Creates the row of a tree and the row of a run's share in it, unless they exist.
-pub async fn enter(tx: &mut Tx<'_>, tree: RunId, share: RunId, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+pub async fn create_missing(
+    tx: &mut Tx<'_>,
+    tree: RunId,
+    share: RunId,
+    thread: ThreadId,
+    now: Timestamp,
+) -> DbResult<()> {
     // The thread of a background task is entered before it exists; its tree exists then. The policy of the table refuses a
     // row of no thread, even if there is a conflict.
     const TREE: &str = concatcp!(

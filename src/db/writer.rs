@@ -1,7 +1,7 @@
-//! The writer tasks. Write jobs wait in one queue.
+//! The writer tasks. Write operations wait in one queue.
 //!
-//! SQLite has one writer, so all waiting jobs share one transaction: a commit costs the same for one job as for sixty.
-//! On Postgres several tasks take one job each.
+//! SQLite has one writer, so all waiting operations share one transaction: a commit costs the same for one operation as
+//! for sixty. On Postgres several tasks take one operation each.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use super::DbLimits;
 use super::engine::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
 use super::notifications::Listening;
-use super::queue::{CompletedJob, JobReceiver, QueuedJob, next};
+use super::queue::{CompletedOperation, OperationReceiver, QueuedOperation, next};
 use super::reader::give_back;
 use super::row_security::RowAccess;
 
-/// The maximum number of jobs that share a transaction.
+/// The maximum number of operations that share a transaction.
 const GROUP: usize = 64;
 /// The time after a deletion at which SQLite's log is emptied, so that many deletions cost it once.
 const PURGE_AFTER: Duration = Duration::from_secs(1);
 
 /// The parts of a writer besides its connection.
 pub(super) struct WriterParts {
-    pub(super) inbox: JobReceiver,
+    pub(super) inbox: OperationReceiver,
     pub(super) parts: TxParts,
     /// The parts of the listener of Postgres.
     pub(super) listening: Listening,
@@ -107,22 +107,26 @@ async fn empty_log(conn: &mut SqliteConnection, busy_timeout: Duration) -> bool 
     })
 }
 
-/// Runs the jobs in one transaction and empties `group`. Breaks when the connection is lost.
-async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut Vec<QueuedJob>) -> ControlFlow<()> {
+/// Runs the operations in one transaction and empties `group`. Breaks when the connection is lost.
+async fn write_group(
+    conn: &mut SqliteConnection,
+    parts: &TxParts,
+    group: &mut Vec<QueuedOperation>,
+) -> ControlFlow<()> {
     let mut done = Vec::with_capacity(group.len());
     let ended = parts.sealing.scope(run_group(conn, parts, group, &mut done)).await;
     if ended.is_err() {
         // The transaction may still be open or not. After the rollback it is closed.
         let _ = raw_sql("rollback").execute(&mut *conn).await;
     }
-    for job in done {
-        job.report(ended.clone());
+    for operation in done {
+        operation.report(ended.clone());
     }
-    // Jobs are left in the group only if the transaction broke before they began.
+    // Operations are left in the group only if the transaction broke before they began.
     let Err(error) = ended else {
         return ControlFlow::Continue(());
     };
-    group.drain(..).for_each(|job| job.refuse(error.clone()));
+    group.drain(..).for_each(|operation| operation.refuse(error.clone()));
     let is_lost = matches!(&error, DbError::Unavailable(cause) if matches!(**cause, sqlx::Error::WorkerCrashed));
     if is_lost {
         ControlFlow::Break(())
@@ -131,20 +135,20 @@ async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut V
     }
 }
 
-/// The statements that begin the transaction of one job, of several jobs, and the next job of several.
+/// The statements that begin the transaction of one operation, of several operations, and the next operation of several.
 const BEGIN_ALONE: PlainStatements = &["begin immediate"];
-const BEGIN_FIRST: PlainStatements = &["begin immediate", "savepoint job"];
-const BEGIN_NEXT: PlainStatements = &["release job", "savepoint job"];
+const BEGIN_FIRST: PlainStatements = &["begin immediate", "savepoint operation"];
+const BEGIN_NEXT: PlainStatements = &["release operation", "savepoint operation"];
 /// The statement that ends the transaction.
 const COMMIT: PlainStatements = &["commit"];
 
-/// Runs the jobs, each within a savepoint, so that one job can fail alone. A job that has the transaction for itself needs
-/// no savepoint. What begins and ends a job is sent with its statements.
+/// Runs the operations, each within a savepoint, so that one operation can fail alone. An operation that has the
+/// transaction for itself needs no savepoint. What begins and ends an operation is sent with its statements.
 async fn run_group(
     conn: &mut SqliteConnection,
     parts: &TxParts,
-    group: &mut Vec<QueuedJob>,
-    done: &mut Vec<CompletedJob>,
+    group: &mut Vec<QueuedOperation>,
+    done: &mut Vec<CompletedOperation>,
 ) -> DbResult<()> {
     let is_alone = group.len() == 1;
     let mut opening = if is_alone { BEGIN_ALONE } else { BEGIN_FIRST };
@@ -152,30 +156,31 @@ async fn run_group(
     let refreshed = parts.sealing.refresh_to_write(&mut tx).await;
     opening = begun(&mut tx)?;
     refreshed?;
-    // Jobs are taken from the end, so that the jobs that did not begin stay in the group when the transaction breaks.
+    // Operations are taken from the end, so that the operations that did not begin stay in the group when the
+    // transaction breaks.
     group.reverse();
-    while let Some(job) = group.pop() {
+    while let Some(operation) = group.pop() {
         let is_last = group.is_empty();
-        let access = job.access.clone();
+        let access = operation.access.clone();
         let mut tx = Tx::sqlite(SqliteConn::of_job(&mut *conn, opening), parts, &access);
-        let mut job = job.run(&mut tx).await;
-        let ended = match job.is_kept() {
-            true => end_job(&mut tx, &mut job, if is_last { COMMIT } else { BEGIN_NEXT }).await,
+        let mut operation = operation.run(&mut tx).await;
+        let ended = match operation.is_kept() {
+            true => end_operation(&mut tx, &mut operation, if is_last { COMMIT } else { BEGIN_NEXT }).await,
             false => Ok(()),
         };
         let begun = begun(&mut tx);
-        let is_kept = job.is_kept();
-        done.push(job);
+        let is_kept = operation.is_kept();
+        done.push(operation);
         ended?;
         opening = begun?;
-        // Of a job that was not begun there is nothing to roll back.
+        // Of an operation that was not begun there is nothing to roll back.
         if is_kept || !opening.is_empty() {
             continue;
         }
         let rollback = match (is_alone, is_last) {
             (true, _) => "rollback",
-            (false, true) => "rollback to job; commit",
-            (false, false) => "rollback to job",
+            (false, true) => "rollback to operation; commit",
+            (false, false) => "rollback to operation",
         };
         raw_sql(rollback).execute(&mut *conn).await?;
     }
@@ -193,17 +198,17 @@ fn begun(tx: &mut Tx<'_>) -> DbResult<PlainStatements> {
     }
 }
 
-/// Ends a job that has succeeded so far. If one of its statements that are sent now fails, the job has failed.
+/// Ends an operation that has succeeded so far. If one of its statements that are sent now fails, the operation has failed.
 ///
 /// # Errors
 /// When the transaction has failed.
-async fn end_job(tx: &mut Tx<'_>, job: &mut CompletedJob, end: PlainStatements) -> DbResult<()> {
-    let Err(EndError { part, error }) = tx.end_job(end).await else {
+async fn end_operation(tx: &mut Tx<'_>, operation: &mut CompletedOperation, end: PlainStatements) -> DbResult<()> {
+    let Err(EndError { part, error }) = tx.end_operation(end).await else {
         return Ok(());
     };
     match part {
-        FailedPart::Job => {
-            job.kept = Err(error.into());
+        FailedPart::Operation => {
+            operation.kept = Err(error.into());
             Ok(())
         }
         FailedPart::Opening | FailedPart::End => Err(error.into()),
@@ -226,10 +231,10 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PostgresPool, count: usize
         let parts = parts.clone();
         let closing = closing.clone();
         let writer: BoxFuture<'static, ()> = Box::pin(async move {
-            while let Some(job) = next(&inbox, &closing).await {
+            while let Some(operation) = next(&inbox, &closing).await {
                 // The timeout keeps a database that does not answer from blocking the writer for ever.
                 let limit = limits.transaction();
-                let write = parts.sealing.scope(write_one(&pool, &parts, job, limit));
+                let write = parts.sealing.scope(write_one(&pool, &parts, operation, limit));
                 let _ = tokio::time::timeout(limit, Box::pin(write)).await;
             }
         });
@@ -238,26 +243,26 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PostgresPool, count: usize
     (0..count).map(|_| writer()).collect()
 }
 
-async fn write_one(pool: &PostgresPool, parts: &TxParts, job: QueuedJob, limit: Duration) {
+async fn write_one(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation, limit: Duration) {
     let mut writer = match Writer::of(pool, limit).await {
         Ok(writer) => writer,
-        Err(error) => return job.refuse(error),
+        Err(error) => return operation.refuse(error),
     };
-    let access = job.access.clone();
+    let access = operation.access.clone();
     let mut transaction = match writer.conn.begin_with(access.begin(&pool.begin_write)).await {
         Ok(transaction) => transaction,
-        Err(error) => return job.refuse(error.into()),
+        Err(error) => return operation.refuse(error.into()),
     };
     let mut tx = Tx::postgres(&mut transaction, parts, &access);
     if let Err(error) = parts.sealing.refresh_to_write(&mut tx).await {
-        return job.refuse(error);
+        return operation.refuse(error);
     }
-    let done = job.run(&mut tx).await;
+    let done = operation.run(&mut tx).await;
     let is_refused = tx.is_refused();
     let ended = if done.is_kept() {
         transaction.commit().await
     } else {
-        // The writes are not kept in either case, and the job has already returned the reason.
+        // The writes are not kept in either case, and the operation has already returned the reason.
         transaction.rollback().await.or(Ok(()))
     };
     // A connection to a server that takes no writes any more does not return to the pool.

@@ -349,8 +349,8 @@ agents! {
         /// The maximum length of a result that stays in the conversation, in tokens of about four characters. Longer
         /// ones become files, if the agent has file tools.
         tool_token_limit_before_evict: u32 = 20_000,
-        /// The maximum length of a human message that the model reads whole, in tokens of about four characters. Of
-        /// longer ones it reads the beginning and the end; the whole text is in a file, if the agent has file tools.
+        /// The maximum length of a human message that the model reads whole, in tokens of about four characters. If the
+        /// agent has file tools, it reads the beginning and the end of longer ones; the whole text is in a file.
         human_message_token_limit_before_evict: u32 = 50_000,
     }
 
@@ -368,7 +368,7 @@ agents! {
         /// The folders with its skills. If two skills have one name, the one in the later folder precedes.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         skills: Vec<SkillSource>,
-        /// Names of declared tools that it has only once it has read a skill that includes them.
+        /// Names of declared tools that the agent has only after it has read a skill that includes them.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         skill_tools: Vec<String>,
         /// Files whose texts are a part of its instructions, and which it may keep up to date.

@@ -13,7 +13,7 @@ use crate::domain::schema::Schema;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerStrategy {
-    /// That of the provider where all models of the agent are known to have it and the form is one object, else that of a
+    /// The way of the provider where all models of the agent are known to have it and the form is one object, else that of a
     /// tool, which works with every model.
     #[default]
     Auto,

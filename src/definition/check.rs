@@ -33,7 +33,7 @@ mod skills;
 mod tool;
 mod toolset;
 
-use skills::Knowledge;
+use skills::SkillsAndMemory;
 pub use tool::{MOST_RETRIES, check_tool, tool_name_problem};
 
 /// The deepest nesting of delegations that a definition may allow.
@@ -173,7 +173,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
         check.findings.extend(workspace.check(&field, &context.sandboxes));
     }
     check.findings.extend(agent.check_execution(&agent.resolved()));
-    check.knowledge(&top, &Knowledge::of_agent(agent));
+    check.skills_and_memory(&top, &SkillsAndMemory::of_agent(agent));
     check.policies(agent);
     check.state_fields(&top.then("state"), &agent.state);
     check.general_purpose(agent, &agent.resolved());
@@ -585,7 +585,7 @@ impl Check<'_> {
         if let Some(tools) = &subagent.tools {
             self.tools(&field.then("tools"), tools);
         }
-        self.knowledge(field, &Knowledge::of_subagent(subagent, parent));
+        self.skills_and_memory(field, &SkillsAndMemory::of_subagent(subagent, parent));
         self.servers = outer;
         if let Some(approvers) = &subagent.approvers {
             self.approvers(&field.then("approvers"), approvers);
@@ -627,10 +627,10 @@ impl Check<'_> {
             &tools,
         );
         self.answer(field, subagent.response_format.as_ref(), &tools);
-        self.until(&field.then("until_tool"), subagent, parent);
+        self.until_tool(&field.then("until_tool"), subagent, parent);
     }
 
-    fn until(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
+    fn until_tool(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
         let Some(until) = &subagent.until_tool else { return };
         if subagent.response_format.is_some() {
             self.error(

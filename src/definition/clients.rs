@@ -64,7 +64,7 @@ impl Check<'_> {
         for (at, model) in agent.configurable.models.iter().enumerate() {
             self.model(&top.then("configurable").then("models").then(at), model);
         }
-        self.elsewhere(&top, &agent.runnable, &agent.url, &agent.headers);
+        self.external(&top, &agent.runnable, &agent.url, &agent.headers);
         self.summarizer(&top, Some(&agent.summarization));
         self.tools(&top.then("tools"), &agent.tools);
         self.tools(&top.then("skill_tools"), &agent.skill_tools);
@@ -85,14 +85,14 @@ impl Check<'_> {
         self.tools(&field.then("tools"), subagent.tools.as_deref().unwrap_or_default());
         self.tools(&field.then("skill_tools"), &subagent.skill_tools);
         self.policies(&field.then("middleware"), &subagent.middleware);
-        self.elsewhere(field, &subagent.runnable, &subagent.url, &subagent.headers);
+        self.external(field, &subagent.runnable, &subagent.url, &subagent.headers);
         if let (None, Some(graph_id)) = (&subagent.url, &subagent.graph_id) {
             self.name(field.then("graph_id"), graph_id, "agents");
         }
     }
 
     /// Checks the program or the other server that does the work of an agent.
-    fn elsewhere(&mut self, field: &FieldPath, runnable: &Option<String>, url: &Option<String>, headers: &Headers) {
+    fn external(&mut self, field: &FieldPath, runnable: &Option<String>, url: &Option<String>, headers: &Headers) {
         if let Some(program) = runnable {
             self.name(field.then("runnable"), program, "tools");
         }

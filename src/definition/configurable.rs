@@ -1,8 +1,8 @@
 //! The parts of an agent that each run may choose: the model, a part of the tools, and texts in the instructions.
 //!
 //! A definition says what may be chosen. The choice is in the `context` of the run, or of the assistant for all of its
-//! runs, so it is stored with the run and holds when the run is resumed. It concerns the agent whose run it is, and what
-//! its subagents inherit from it.
+//! runs, so it is stored with the run and holds when the run is resumed. It concerns the main agent, and the fields
+//! that its subagents inherit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

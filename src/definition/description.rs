@@ -41,8 +41,8 @@ impl<'a> Slot<'a> {
     fn value(&self, call: &ToolCall) -> String {
         match self {
             Self::Name => call.name.clone(),
-            Self::CallId => shown(&Value::from(call.id.as_str())),
-            Self::Args => shown(&Value::Object(call.args.clone())),
+            Self::CallId => render_value(&Value::from(call.id.as_str())),
+            Self::Args => render_value(&Value::Object(call.args.clone())),
             Self::Argument(path) => argument(call, path).map_or_else(|| ABSENT.to_owned(), shown),
         }
     }
@@ -120,7 +120,7 @@ fn argument<'a>(call: &'a ToolCall, path: &str) -> Option<&'a Value> {
 }
 
 /// Returns a value as a reviewer reads it: a plain text as it is, all else as JSON.
-fn shown(value: &Value) -> String {
+fn render_value(value: &Value) -> String {
     if let Some(text) = value.as_str().filter(|text| text.chars().all(is_plain)) {
         return cut(text, MAX_VALUE);
     }

@@ -161,7 +161,7 @@ pub enum CommandNetwork {
     /// None.
     #[default]
     None,
-    /// That of the machine, with all that the server itself can reach.
+    /// The network of the machine, with all that the server itself can reach.
     Host,
 }
 

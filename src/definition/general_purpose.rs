@@ -82,12 +82,15 @@ impl AgentDefinition {
     /// Returns the subagents for which the agent waits. The general-purpose subagent comes first, unless it is switched
     /// off or replaced by a declared one of its name. The definition has to be [resolved](Self::resolved).
     pub fn delegates(&self) -> Vec<SubagentDefinition> {
-        self.general().into_iter().chain(self.synchronous().cloned()).collect()
+        self.general_purpose()
+            .into_iter()
+            .chain(self.synchronous().cloned())
+            .collect()
     }
 
     /// Returns the general-purpose subagent, if it is not replaced. The definition has to be
     /// [resolved](Self::resolved).
-    pub(super) fn general(&self) -> Option<SubagentDefinition> {
+    pub(super) fn general_purpose(&self) -> Option<SubagentDefinition> {
         if self.is_program() {
             return None;
         }

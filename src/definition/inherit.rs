@@ -18,7 +18,7 @@ pub struct Inherit {
     pub memory: bool,
     /// The policies of its parent that it has, before its own.
     pub middleware: InheritedPolicies,
-    /// True if it has its parent's tools besides those that it names.
+    /// True if the subagent has the tools of its parent besides the tools that its definition names.
     pub tools: bool,
     /// True if its parent's approvals hold for tools without a rule of its own, even if it has rules for other tools.
     pub interrupt_on: bool,

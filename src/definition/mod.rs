@@ -85,11 +85,13 @@ pub use policy::Policy;
 pub use profile::{GeneralProfile, HarnessProfile, HarnessProfiles};
 pub use prompt::{BlockKind, CacheControl, CacheKind, CacheTtl, MOST_MARKERS, PromptBlock, SystemPrompt};
 pub use read::{FieldMap, Parsed, is_echo, read};
-pub use record::{DefinitionVersion, LARGEST_DEFINITION, MOST_AGENTS, Provenance, StoredDiagnostic, VERSIONS_KEPT};
+pub use record::{
+    DefinitionSource, DefinitionVersion, LARGEST_DEFINITION, MOST_AGENTS, StoredDiagnostic, VERSIONS_KEPT,
+};
 pub use remote::Location;
 pub use sandbox_service::SandboxServiceDefinition;
 pub use source::{LabelledSource, NamedSource, SkillSource, source_problem};
-pub use store::{StoreReach, StoreRule};
+pub use store::{NamespaceAccess, StoreRule};
 pub use summarization::{ContextLength, ContextTrigger, SummarizationRule, SummarizationSettings};
 pub use tool::{AfterCrash, BUILT_IN, OnError, ToolDefinition, ToolKind};
 pub use tool_server::ToolServerDefinition;
@@ -98,5 +100,5 @@ pub use workspace::{SandboxScope, THREAD_FOLDERS, WorkspaceDefinition, Workspace
 
 pub use crate::domain::background::UpdateStrategy;
 pub use crate::domain::headers::Headers;
-pub use crate::domain::id::Digest;
+pub use crate::domain::id::DefinitionDigest;
 pub use crate::domain::read_access::ReadAccess;

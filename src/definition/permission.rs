@@ -1,5 +1,5 @@
-//! Permissions: the files that an agent may read and change, the calls that it may make, and those for which a human is
-//! asked.
+//! Permissions: the files that an agent may read and change, the calls that it may make, and the calls about which a
+//! human is asked.
 //!
 //! A rule names operations on files or tools. The first rule that concerns an operation on a path decides. An operation
 //! that no rule concerns is allowed. Rules that name operations apply to the file tools of every source, and to nothing

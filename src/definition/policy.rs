@@ -18,8 +18,8 @@ use super::builtins::{
 use super::check::{ValidationContext, check_model};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{
-    AgentDefinition, ApprovalRule, InterruptMode, NamedSource, SkillSource, StoreReach, StoreRule, SubagentDefinition,
-    UntilTool, read, source,
+    AgentDefinition, ApprovalRule, InterruptMode, NamedSource, NamespaceAccess, SkillSource, StoreRule,
+    SubagentDefinition, UntilTool, read, source,
 };
 
 /// A policy by its name, with its settings.
@@ -49,11 +49,17 @@ impl Policy {
         model.and_then(Value::as_str)
     }
 
-    /// Returns the setting that names tools of the agent, and the names.
-    pub(super) fn named_tools(&self) -> Option<(&'static str, Vec<&str>)> {
-        let setting = WITH_TOOLS.iter().find(|(policy, _)| *policy == self.name)?.1;
-        let names = self.settings.get(setting)?.as_array()?;
-        Some((setting, names.iter().filter_map(Value::as_str).collect()))
+    /// Returns the tools of the agent that a setting names, each with its place below `field`, that of the policy.
+    pub(super) fn named_tools(&self, field: &FieldPath) -> Vec<(FieldPath, &str)> {
+        let setting = WITH_TOOLS.iter().find(|(policy, _)| *policy == self.name);
+        let named = setting.and_then(|(_, setting)| Some((field.then(*setting), self.settings.get(*setting)?)));
+        let Some((field, named)) = named else {
+            return vec![];
+        };
+        let all = named.as_array().into_iter().flatten().enumerate();
+        let all = all.filter_map(|(at, name)| Some((field.then(at), name.as_str()?)));
+        let one = named.as_str().map(|name| (field.clone(), name));
+        one.into_iter().chain(all).collect()
     }
 }
 
@@ -159,9 +165,9 @@ impl ListedSettings {
 }
 
 fn store(settings: Settings) -> StoreRule {
-    let standard = StoreReach::default();
+    let standard = NamespaceAccess::default();
     let namespace = settings.namespace.unwrap_or(standard.namespace);
-    StoreRule::PeerPolicy(StoreReach {
+    StoreRule::Settings(NamespaceAccess {
         namespace,
         read_only: settings.read_only,
     })
@@ -312,7 +318,7 @@ pub(super) fn check(
     for (at, policy) in policies.iter().enumerate() {
         let field = list.then(at);
         let name = policy.name.as_str();
-        if let Some(problem) = name_problem(name, context) {
+        if let Some(problem) = name_problem(name, context).filter(|_| !is_replacement(name, context)) {
             findings.push(Diagnostic::error(field, problem));
         } else if let Some(problem) = (!seen.insert(context.instance_of(policy))).then(|| context.repeated(name)) {
             findings.push(Diagnostic::error(field, problem));
@@ -352,7 +358,12 @@ pub(super) fn named_sources(list: &FieldPath, policies: &[Policy]) -> Vec<NamedS
     all
 }
 
-/// Returns the reason why no policy of this name can be listed.
+/// Returns whether the program has registered a policy in the place of the one of the server with this name.
+fn is_replacement(name: &str, context: &ValidationContext) -> bool {
+    context.middleware.contains_key(name) && Builtin::find(name).is_some_and(|builtin| builtin.is_replaceable)
+}
+
+/// Returns the reason why no policy of the server with this name can be listed, and why there is no other.
 pub(super) fn name_problem(name: &str, context: &ValidationContext) -> Option<String> {
     if let Some(Listing::Always(why)) = Builtin::find(name).map(|builtin| &builtin.listing) {
         return Some(format!("`{name}` is not listed: it {why}"));

@@ -106,7 +106,7 @@ impl HarnessProfiles {
             .system_prompt
             .take()
             .or_else(|| Some(said.system_prompt.clone().or(base)?.as_str().into()));
-        let general = agent.general();
+        let general = agent.general_purpose();
         agent.subagents.splice(0..0, general);
     }
 }

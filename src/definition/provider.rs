@@ -60,7 +60,7 @@ pub enum Protocol {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PromptCaching {
-    /// As it is known for the provider and its models.
+    /// The choice that is known for the provider and its models.
     #[default]
     Auto,
     /// The instructions and the end of the conversation are marked with `cache_control`.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Parsed, Severity, read};
-use crate::domain::id::Digest;
+use crate::domain::id::DefinitionDigest;
 use crate::domain::time::Timestamp;
 
 /// The maximum size of the definition of a client, in bytes of JSON.
@@ -58,21 +58,21 @@ impl AgentDefinition {
     }
 
     /// Returns the name of the content: the SHA-256 of its text in hexadecimal digits.
-    pub fn digest(&self) -> Digest {
-        Digest(hex::encode(Sha256::digest(self.text())))
+    pub fn digest(&self) -> DefinitionDigest {
+        DefinitionDigest(hex::encode(Sha256::digest(self.text())))
     }
 }
 
 /// The place where an agent is defined.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Provenance {
+pub enum DefinitionSource {
     /// This file or folder.
     File(String),
     /// The database: a client defined the agent.
     Client,
 }
 
-impl Provenance {
+impl DefinitionSource {
     /// Returns the file or folder; none for a definition of a client.
     pub fn file(&self) -> Option<&str> {
         match self {
@@ -90,9 +90,9 @@ pub struct DefinitionVersion {
     /// The number of the version, counted from 1 within the agent.
     pub number: i64,
     /// The digest of the content.
-    pub digest: Digest,
+    pub digest: DefinitionDigest,
     /// The place where it was defined.
-    pub provenance: Provenance,
+    pub definition_source: DefinitionSource,
     /// The definition.
     pub definition: AgentDefinition,
     /// The time at which the version was created.
@@ -101,12 +101,17 @@ pub struct DefinitionVersion {
 
 impl DefinitionVersion {
     /// Returns the first version of an agent.
-    pub fn first(graph_id: &str, definition: AgentDefinition, provenance: Provenance, now: Timestamp) -> Self {
+    pub fn first(
+        graph_id: &str,
+        definition: AgentDefinition,
+        definition_source: DefinitionSource,
+        now: Timestamp,
+    ) -> Self {
         Self {
             graph_id: graph_id.to_owned(),
             number: 1,
             digest: definition.digest(),
-            provenance,
+            definition_source,
             definition,
             created_at: now,
         }

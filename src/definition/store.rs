@@ -16,14 +16,14 @@ use crate::domain::item::template::NamespaceTemplate;
 pub enum StoreRule {
     /// `true`: access to a namespace of the assistant's own; `false`: no tools.
     Switch(bool),
-    /// The access in detail.
-    PeerPolicy(StoreReach),
+    /// The settings.
+    Settings(NamespaceAccess),
 }
 
-/// The access of agents to the Store.
+/// The access of an agent to a namespace of the Store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct StoreReach {
+pub struct NamespaceAccess {
     /// The namespace, with all namespaces below it. `{name}` in a label is replaced by the entry `name` of the run's
     /// context. The server itself fills in `{assistant_id}`, `{thread_id}` and `{agent_name}`.
     pub namespace: Vec<String>,
@@ -31,7 +31,7 @@ pub struct StoreReach {
     pub read_only: bool,
 }
 
-impl Default for StoreReach {
+impl Default for NamespaceAccess {
     fn default() -> Self {
         Self {
             namespace: vec!["memories".to_owned(), "{assistant_id}".to_owned()],
@@ -48,28 +48,28 @@ impl Default for StoreRule {
 
 impl StoreRule {
     /// Returns the access of the agent, if it has any.
-    pub fn reach(&self) -> Option<StoreReach> {
+    pub fn access(&self) -> Option<NamespaceAccess> {
         match self {
-            Self::Switch(on) => on.then(StoreReach::default),
-            Self::PeerPolicy(reach) => Some(reach.clone()),
+            Self::Switch(on) => on.then(NamespaceAccess::default),
+            Self::Settings(access) => Some(access.clone()),
         }
     }
 
     /// Returns the tools that the agent has for the Store.
     pub fn tools(&self) -> &'static [&'static str] {
         let tools = Builtin::tools_of(STORE);
-        match self.reach() {
+        match self.access() {
             None => &[],
-            Some(StoreReach { read_only: true, .. }) => tools.get(..2).unwrap_or_default(),
-            Some(StoreReach { read_only: false, .. }) => tools,
+            Some(NamespaceAccess { read_only: true, .. }) => tools.get(..2).unwrap_or_default(),
+            Some(NamespaceAccess { read_only: false, .. }) => tools,
         }
     }
 
     /// Checks the rule in `field`.
     pub(super) fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
-        let Self::PeerPolicy(reach) = self else { return vec![] };
+        let Self::Settings(access) = self else { return vec![] };
         let list = field.then("namespace");
-        let wrong = NamespaceTemplate::read(&reach.namespace).err().unwrap_or_default();
+        let wrong = NamespaceTemplate::read(&access.namespace).err().unwrap_or_default();
         let finding = |(at, reason)| match at {
             Some(at) => Diagnostic::error(list.then(at), reason),
             None => Diagnostic::error(list.clone(), reason),
@@ -95,7 +95,7 @@ impl<'de> Deserialize<'de> for StoreRule {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StoreRule, A::Error> {
-                StoreReach::deserialize(MapAccessDeserializer::new(map)).map(StoreRule::PeerPolicy)
+                NamespaceAccess::deserialize(MapAccessDeserializer::new(map)).map(StoreRule::Settings)
             }
         }
 

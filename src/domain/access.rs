@@ -321,7 +321,7 @@ impl Assignee {
 pub struct InterruptScope {
     /// The interrupts of the threads in this scope.
     pub threads: AccessScope,
-    /// And those that are assigned to this caller; none if the threads contain them.
+    /// The caller whose assigned interrupts are included; none if the threads contain them.
     pub assigned: Option<Assignee>,
     /// The threads of which none is found, assigned or not.
     pub forbids: RowCondition,
@@ -400,7 +400,7 @@ fn may_by_roles(identity: &Identity, action: Action, facts: &ResourceFacts, shar
     let reach = reach(identity, action);
     let ownership = &facts.ownership;
     if ownership.is_of_server() {
-        // What belongs to the server is changed by those who run it: the admins of the default tenant.
+        // Resources of the server are changed by its operators: the admins of the default tenant.
         let runs_server = identity.tenant == Tenant::default() && identity.has(UserRole::Admin);
         return reach > Reach::Assigned && (action.is_read() || runs_server);
     }

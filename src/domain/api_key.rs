@@ -322,7 +322,7 @@ pub struct KeyRights<'k> {
     pub expires_at: Option<Timestamp>,
 }
 
-/// Checks that an identity has all rights of a key, which it creates or of which it gets a new secret.
+/// Checks that an identity has all rights of a key before the identity creates the key or gets a new secret for it.
 ///
 /// # Errors
 /// Names the field of the key that goes beyond the rights of the identity.

@@ -217,9 +217,9 @@ impl fmt::Display for InterruptId {
 /// The digest of a definition's content: equal definitions have equal digests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Digest(pub String);
+pub struct DefinitionDigest(pub String);
 
-impl fmt::Display for Digest {
+impl fmt::Display for DefinitionDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

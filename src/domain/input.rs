@@ -26,6 +26,8 @@ pub const MAX_MESSAGES: usize = 10_000;
 const MAX_INITIAL: usize = 100;
 /// The maximum number of pinned skills.
 const MAX_PINNED: usize = 32;
+/// The maximum length of a path in the name of a field, in characters.
+const MAX_SHOWN_CHARS: usize = 200;
 
 /// Public fields that are only output: as input they are ignored.
 const OUTPUT_ONLY: [&str; 4] = ["todos", "structured_response", "jump_to", summarization::STATUS];
@@ -355,7 +357,8 @@ fn read_files(value: &Value) -> Result<BTreeMap<String, Option<Arc<File>>>, Inva
     files
         .iter()
         .map(|(path, file)| {
-            let field = format!("files[{path:?}]");
+            let shown: String = path.chars().take(MAX_SHOWN_CHARS).collect();
+            let field = format!("files[{shown:?}]");
             let path = read_path(path).map_err(under(&field))?;
             let file = read_file(file).map_err(under(&field))?;
             Ok((path, file.map(Arc::new)))

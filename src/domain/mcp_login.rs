@@ -27,7 +27,8 @@ pub struct LoginKey {
 }
 
 impl LoginKey {
-    /// Creates the key of the login that the agents of a tenant use, or those of all tenants that have none of their own.
+    /// Creates the key of the login for the agents of a tenant; without one, of the login for all tenants that have
+    /// none of their own.
     pub fn new(tenant: Option<&Tenant>, server: &str) -> Self {
         let all = || Ownership::of_server().tenant;
         Self {

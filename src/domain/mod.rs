@@ -69,6 +69,7 @@ pub mod secret;
 pub mod serde_messages;
 pub mod size;
 pub mod state;
+pub mod state_size;
 pub mod stored;
 pub mod suggestion;
 pub mod summarization;

@@ -1,10 +1,16 @@
 //! Paths of the files that agents see: absolute, with `/`, and always inside the workspace.
 
+/// The maximum length of a path, in bytes: that of Linux.
+const MAX_PATH_BYTES: usize = 4_096;
+
 /// Returns the normal form of `path`: absolute, without `.`, empty parts and a trailing `/`. The root is `/`.
 ///
 /// # Errors
-/// Returns the reason if the path could lead out of the workspace.
+/// Returns the reason if the path could lead out of the workspace, or is too long.
 pub fn normalise(path: &str) -> Result<String, &'static str> {
+    if path.len() > MAX_PATH_BYTES {
+        return Err("it is longer than 4096 bytes");
+    }
     let path = path.replace('\\', "/");
     if path.starts_with('~') {
         return Err("it must not begin with ~");
@@ -98,6 +104,8 @@ mod tests {
         ] {
             assert!(normalise(path).is_err(), "{path}");
         }
+        assert!(normalise(&"a/".repeat(2_048)).is_ok());
+        assert_eq!(normalise(&"a/".repeat(2_049)), Err("it is longer than 4096 bytes"));
     }
 
     #[test]

@@ -9,6 +9,8 @@ use super::path::below;
 
 /// The maximum number of alternatives that the braces of one pattern may expand to.
 const MAX_ALTERNATIVES: usize = 256;
+/// The maximum number of parts of all alternatives together: each path is compared with all of them.
+const MAX_PARTS: usize = 1_000;
 /// The maximum length of a pattern, in bytes.
 const MAX_PATTERN_BYTES: usize = 1_000;
 
@@ -49,6 +51,10 @@ impl Pattern {
             .unwrap_or(pattern);
         let mut alternatives = vec![];
         expand(relative, &mut alternatives)?;
+        let counts = alternatives.iter().map(|alternative| names(alternative).count());
+        if counts.sum::<usize>() > MAX_PARTS {
+            return Err("its alternatives have too many parts".to_owned());
+        }
         let any_depth = !pattern.contains('/');
         let alternatives = alternatives
             .iter()
@@ -143,12 +149,17 @@ fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, String> {
     Err("a { has no }".to_owned())
 }
 
+/// Returns the parts of a pattern as texts.
+fn names(pattern: &str) -> impl Iterator<Item = &str> {
+    pattern.split('/').filter(|text| !text.is_empty() && *text != ".")
+}
+
 fn parts(pattern: &str, any_depth: bool) -> Result<Vec<Part>, String> {
     let mut parts = vec![];
     if any_depth {
         parts.push(Part::Any);
     }
-    for text in pattern.split('/').filter(|text| !text.is_empty() && *text != ".") {
+    for text in names(pattern) {
         if text == "**" {
             parts.push(Part::Any);
             continue;
@@ -230,7 +241,9 @@ mod tests {
 
     #[test]
     fn invalid_patterns_are_refused() {
+        let expensive = format!("{}{}", "{a,b}".repeat(8), "/a".repeat(400));
         for pattern in [
+            &*expensive,
             "",
             " ",
             "[a",

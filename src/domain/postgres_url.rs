@@ -103,7 +103,11 @@ impl<'u> UrlParts<'u> {
 
     /// Returns the value of a parameter. The last one counts, as for the driver.
     fn value(&self, name: &str) -> Option<String> {
-        let pairs = self.parameters.iter().rev().filter_map(|parameter| pair(parameter));
+        let pairs = self
+            .parameters
+            .iter()
+            .rev()
+            .filter_map(|parameter| parse_parameter(parameter));
         let mut values = pairs.filter(|(key, _)| key == name).map(|(_, value)| value);
         values.next()
     }
@@ -177,13 +181,14 @@ impl<'u> UrlParts<'u> {
 
     /// Returns the parameters without those of these names.
     fn parameters_besides(&self, names: &[&str]) -> Vec<&'u str> {
-        let is_other = |parameter: &&str| pair(parameter).is_none_or(|(key, _)| !names.contains(&key.as_str()));
+        let is_other =
+            |parameter: &&str| parse_parameter(parameter).is_none_or(|(key, _)| !names.contains(&key.as_str()));
         self.parameters.iter().copied().filter(is_other).collect()
     }
 }
 
 /// Returns the name and the value of a parameter.
-fn pair(parameter: &str) -> Option<(String, String)> {
+fn parse_parameter(parameter: &str) -> Option<(String, String)> {
     let (key, value) = form_urlencoded::parse(parameter.as_bytes()).next()?;
     Some((key.into_owned(), value.into_owned()))
 }

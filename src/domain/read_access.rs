@@ -1,5 +1,5 @@
-//! What a call of a tool may read of its run, as the definition of the tool declares it. Nothing is readable that is not
-//! declared.
+//! The parts of its run that a call of a tool may read, as the definition of the tool declares them. Nothing else is
+//! readable.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! Runs on other servers that a run of this one waits for, and those that a deleted background task has left there.
 
-use super::id::{Digest, RunId};
+use super::id::{DefinitionDigest, RunId};
 use super::time::Timestamp;
 
 /// A run on another server, stored so that it can be cancelled when its result is not needed any more.
@@ -13,7 +13,7 @@ pub struct RemoteRun {
     /// The `graph_id` of the definition that contains the agent.
     pub graph_id: String,
     /// The digest of that definition.
-    pub definition: Option<Digest>,
+    pub definition: Option<DefinitionDigest>,
     /// The name of the agent in the definition.
     pub agent: String,
     /// The address of the other server.

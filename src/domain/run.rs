@@ -9,7 +9,7 @@ use super::access::Ownership;
 use super::account::RunQueue;
 use super::background::TaskLineage;
 use super::goto::Goto;
-use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId, WorkerId};
+use super::id::{AssistantId, CheckpointId, DefinitionDigest, InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use super::identity::{Identity, Tenant, UserId, UserRole};
 use super::machine::Failure;
 use super::message::Message;
@@ -75,7 +75,7 @@ impl Run {
     }
 }
 
-/// Where the work of a run of a main agent comes from.
+/// The origin of the work of a run of a main agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunOrigin {
     /// The run that brought the input. It is another one if this run continues with answers to questions.
@@ -414,7 +414,7 @@ impl RunRequest {
     }
 
     /// Returns the digest of the definition that the run is pinned to, if any.
-    pub fn pinned_definition(&self) -> Option<&Digest> {
+    pub fn pinned_definition(&self) -> Option<&DefinitionDigest> {
         self.agent.as_ref()?.definition.as_ref()
     }
 
@@ -444,7 +444,7 @@ pub struct AssignedAgent {
     pub version: i64,
     /// The digest of the definition that the run is pinned to. None for runs stored by older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub definition: Option<Digest>,
+    pub definition: Option<DefinitionDigest>,
 }
 
 /// The maximum size of a delegated `system_prompt`, in bytes: several times the instructions of large agents.
@@ -525,10 +525,19 @@ pub struct Command {
     pub update: Option<Value>,
     /// The nodes to continue at.
     pub goto: Vec<Goto>,
+    /// The part that the server adds. It is stored beside the other fields.
+    #[serde(flatten)]
+    pub continuation: Continuation,
+}
+
+/// The part of a command that the server adds, and that no client can send.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Continuation {
     /// Child runs that were cancelled while they waited. Their parents continue without them.
     #[serde(rename = "given_up", skip_serializing_if = "Vec::is_empty")]
     pub cancelled: Vec<RunId>,
-    /// The checkpoint whose interrupts `resume` answers, if it need not be the newest. The server fills it in.
+    /// The checkpoint whose interrupts [`Command::resume`] answers, if it need not be the newest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<CheckpointId>,
 }
@@ -536,7 +545,8 @@ pub struct Command {
 impl Command {
     /// Returns whether the command resumes runs that wait.
     pub fn resumes(&self) -> bool {
-        !self.cancelled.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
+        let has_answers = self.resume.as_ref().is_some_and(|answers| !answers.is_empty());
+        has_answers || !self.continuation.cancelled.is_empty()
     }
 }
 
@@ -596,5 +606,43 @@ impl Multitask {
         [Self::Enqueue, Self::Reject, Self::Interrupt, Self::Rollback]
             .into_iter()
             .find(|s| s.word() == word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_part_of_the_server_is_stored_beside_the_fields_of_the_client() {
+        let child = RunId::mint();
+        let branch = CheckpointId::mint();
+        let resume = BTreeMap::from([(InterruptId("q".to_owned()), json!({"x": [1, 2.5]}))]);
+        let command = Command {
+            resume: Some(resume),
+            update: Some(json!({"todos": []})),
+            continuation: Continuation {
+                cancelled: vec![child],
+                branch: Some(branch),
+            },
+            ..Command::default()
+        };
+        let stored = json!({"resume": {"q": {"x": [1, 2.5]}}, "update": {"todos": []}, "goto": [],
+            "given_up": [child], "branch": branch});
+        assert_eq!(serde_json::to_value(&command).expect("JSON"), stored);
+        assert_eq!(serde_json::from_value::<Command>(stored).expect("a command"), command);
+    }
+
+    #[test]
+    fn a_command_of_a_client_is_stored_without_a_part_of_the_server() {
+        let stored = json!({"resume": null, "update": null, "goto": []});
+        assert_eq!(serde_json::to_value(Command::default()).expect("JSON"), stored);
+        assert_eq!(
+            serde_json::from_value::<Command>(json!({})).expect("a command"),
+            Command::default()
+        );
+        assert!(!Command::default().resumes());
     }
 }

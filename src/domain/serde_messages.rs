@@ -25,11 +25,15 @@ pub fn for_toml(message: &str) -> Option<String> {
         return Some("has none of the forms that are allowed here".to_owned());
     }
     if let Some((_, expected)) = split(message, "invalid value: ").or_else(|| split(message, "invalid length ")) {
-        return Some(format!("must be {}", thing(expected)));
+        return Some(format!("must be {}", describe_type(expected)));
     }
     let (found, expected) = split(message, "invalid type: ")?;
     let found = found.split(['`', '"']).next().unwrap_or(found).trim();
-    Some(format!("must be {}, not {}", thing(expected), thing(found)))
+    Some(format!(
+        "must be {}, not {}",
+        describe_type(expected),
+        describe_type(found)
+    ))
 }
 
 /// Translates a message for TOML to the terms of JSON. Text in backticks is quoted and stays the same.
@@ -59,7 +63,7 @@ fn unknown<'a>(message: &'a str, start: &str) -> Option<(&'a str, Vec<&'a str>)>
     Some((word, rest.split('`').skip(1).step_by(2).collect()))
 }
 
-fn thing(word: &str) -> &str {
+fn describe_type(word: &str) -> &str {
     match word {
         "map" | "a map" => "a table",
         "sequence" | "a sequence" => "a list",

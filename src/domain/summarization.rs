@@ -327,8 +327,7 @@ mod tests {
         let files = texts.map(|(path, text)| (path, Arc::new(File::text(text, Timestamp(0)))));
         let file_at = |at: &str| files.iter().find(|(path, _)| *path == at).map(|(_, file)| file);
         let place = |id: &str, text: &str, suffix: &str| {
-            let place = LongMessagePlace::of(id, text, |path| format!("{path}{suffix}"), file_at);
-            (place.path, place.is_written)
+            LongMessagePlace::of(id, text, |path| format!("{path}{suffix}"), file_at)
         };
         let cases = [
             (place("m/0", "first", ""), ("/large_messages/m_0", true)),
@@ -338,8 +337,9 @@ mod tests {
             (place("m_0", "second", "-lane"), ("/large_messages/m_0-lane", false)),
             (place("m_1", "second", "-lane"), ("/large_messages/m_1-lane", false)),
         ];
-        for ((path, is_written), expected) in cases {
-            assert_eq!((path.as_str(), is_written), expected);
+        for (place, (path, is_written)) in cases {
+            assert_eq!(place.path, path);
+            assert_eq!(place.is_written, is_written, "{path}");
         }
     }
 

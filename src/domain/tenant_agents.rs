@@ -9,8 +9,8 @@ use super::name_patterns::NamePatterns;
 /// The tenants of the agents that clients defined, by `graph_id`. Other agents are there for all tenants.
 pub type AgentOwners = BTreeMap<String, Tenant>;
 
-/// The agents that exist for a tenant: those of files and those that its own clients defined, as far as its settings allow
-/// them.
+/// The agents that exist for a tenant: agents of files and agents that clients of the tenant defined, as far as the
+/// settings of the tenant allow them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantAgents {
     tenant: Tenant,

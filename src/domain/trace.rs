@@ -344,7 +344,7 @@ fn to_float(number: u64) -> f64 {
 /// The settings of traces.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TraceSettings {
-    /// Which traces are recorded.
+    /// The choice of the traces that are recorded.
     pub sampler: Sampler,
     /// The most bytes of contents in one attribute; none if spans have no contents.
     pub content_bytes: Option<usize>,
@@ -375,7 +375,7 @@ impl Tracer {
 
     /// Begins a span at an entrance of the server: below `parent`, if the caller sent one, or in a new trace. Returns
     /// none if traces are off.
-    pub fn enter(&self, parent: Option<&SpanContext>) -> Option<SpanContext> {
+    pub fn begin_server_span(&self, parent: Option<&SpanContext>) -> Option<SpanContext> {
         let parts = self.0.as_ref()?;
         let trace = parent.map_or_else(TraceId::mint, |parent| parent.trace);
         Some(SpanContext {

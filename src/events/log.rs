@@ -118,7 +118,7 @@ impl ThreadLog {
     pub fn expect_run(&self, run: RunId, fresh: bool) -> u64 {
         let mut ring = self.ring();
         if ring.followed.is_some() {
-            // What another process has sent is not the log of this one.
+            // Entries that another process has sent are not in the log of this one.
             *ring = RingBuffer {
                 holder: ring.holder,
                 ..RingBuffer::default()

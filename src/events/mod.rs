@@ -256,7 +256,7 @@ impl Events {
     /// If the database fails.
     pub async fn bounds(&self, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
         self.db
-            .read(move |tx| Box::pin(async move { db::events::reach(tx, thread).await }))
+            .read(move |tx| Box::pin(async move { db::events::bounds(tx, thread).await }))
             .await
     }
 

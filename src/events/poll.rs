@@ -10,8 +10,8 @@ use super::log::ThreadLog;
 use crate::db::{self, DbResult, Engine, warn_of};
 use crate::domain::id::ThreadId;
 
-/// The polling interval.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The interval at which readers look for changes by other processes that did not notify this one.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The number of threads per query.
 pub(super) const THREADS_PER_QUERY: usize = 500;

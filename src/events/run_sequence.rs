@@ -4,19 +4,16 @@
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::poll::POLL_INTERVAL;
 use super::{After, Events, Tail, ThreadLog};
 use crate::db::{self, Db, DbResult};
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::run::Run;
-
-/// The interval at which the database is polled for runs of other processes and state updates.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// An item in the sequence of a thread's runs.
 #[derive(Debug, Clone)]

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::futures::OwnedNotified;
 use tokio::time::timeout;
@@ -13,15 +12,12 @@ use super::Events;
 use super::agent_cache::AgentCache;
 use super::log::{Buffered, ThreadLog};
 use super::page::{PAGE, limit_page};
+use super::poll::POLL_INTERVAL;
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact};
 use crate::domain::id::{RunId, TaskId};
 use crate::domain::run::Run;
-
-/// The interval at which a reader polls the database while no run is active in this process: the run may be active in
-/// another one, or may have been cancelled before it started.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The start position of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +76,7 @@ impl Tail {
         let after = match after {
             After::Start => Some(0),
             After::Seq(seq) => Some(seq.max(0)),
-            // What is stored may not be visible yet.
+            // Stored events may not be visible yet.
             After::Joined(seq) => Some(log.newest().map_or(seq, |newest| newest.min(seq)).max(0)),
             After::Now => None,
         };
@@ -143,8 +139,8 @@ impl Tail {
             }
             if !active {
                 self.log.want_chunks();
-                // What the other process has stored is read as soon as it says so: an earlier look would find stored
-                // events whose chunks are still on their way.
+                // Events of the other process are read as soon as it notifies this one: an earlier look would find
+                // stored events whose chunks are still on their way.
                 if self.live && self.log.is_followed() && !self.shutdown.is_cancelled() {
                     self.wait(change.as_mut()).await;
                     continue;
@@ -167,7 +163,8 @@ impl Tail {
         }
     }
 
-    /// Waits for a change, the next poll or the shutdown.
+    /// Waits for a change, the next poll or the shutdown. The run may be active in another process, or may have been
+    /// cancelled before it started.
     async fn wait(&self, change: Pin<&mut OwnedNotified>) {
         self.shutdown.run_until_cancelled(timeout(POLL_INTERVAL, change)).await;
     }

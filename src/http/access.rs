@@ -16,7 +16,7 @@ use axum::http::Request;
 use axum::http::request::Parts;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use super::ApiParts;
@@ -216,6 +216,11 @@ impl Api {
     /// Returns the check that the database can be written to.
     pub(super) fn write_check(&self) -> &SharedCheck {
         &self.shared.write_check
+    }
+
+    /// Returns the connections for searches that the caller may hold, if they are limited.
+    pub(super) fn search_turns(&self) -> Option<Arc<Semaphore>> {
+        self.shared.searches.of(&self.caller)
     }
 
     /// Waits until the caller may hold one more connection for a search, for as long as the turn is held.

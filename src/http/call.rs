@@ -1,5 +1,5 @@
-//! What a tool reads of the run that calls it, with the token of the call: fields of the state, files, and items of the
-//! Store. Only what the definition of the tool declares can be read, and only until the call is over.
+//! Endpoints for tools, which read the run that calls them with the token of the call: fields of the state, files, and items
+//! of the Store. Only what the definition of the tool declares can be read, and only until the call is over.
 
 use std::borrow::Cow;
 use std::ops::Deref;
@@ -151,7 +151,7 @@ fn fitting<T>(items: impl Iterator<Item = T>, most: usize, length_of: impl Fn(&T
 
 /// Lists the files that the call may read, in the order of their paths.
 ///
-/// They are those that the agent that makes the call may read itself, in its workspace. Up to 10,000 files are listed.
+/// The files are in the workspace of the agent that makes the call, and its permissions apply. Up to 10,000 are listed.
 #[utoipa::path(get, path = "/call/files", tag = "Calls",
     params(("offset" = Option<u32>, Query, description = "The number of files to skip"),
         ("limit" = Option<u32>, Query, description = "The maximum number of files, up to 1000; 100 if absent")),
@@ -185,7 +185,7 @@ pub(super) async fn files(api: CallApi, params: Params) -> Result<Response, ApiE
 
 /// Returns the bytes of a file, or a part of them.
 ///
-/// It is read as the agent that makes the call reads it, in its workspace and with its permissions.
+/// The file is read in the workspace of the agent that makes the call, and with its permissions.
 #[utoipa::path(get, path = "/call/files/content", tag = "Calls",
     params(("path" = String, Query, description = "The absolute path"),
         ("offset" = Option<u64>, Query, description = "The number of bytes to skip"),

@@ -1,7 +1,8 @@
 //! The accept loop: connections are accepted, served and closed.
 //!
-//! It differs from `axum::serve` in two points: the number of connections is limited by the file descriptors of the
-//! process, and an idle connection is closed after a timeout or when another client needs the slot ([`open`]).
+//! It differs from `axum::serve` in three points: the number of connections is limited by the file descriptors of the
+//! process, an idle connection is closed after a timeout or when another client needs the slot ([`open`]), and so is one
+//! whose client takes nothing ([`stalled`]).
 
 use std::convert::Infallible;
 use std::io;
@@ -10,10 +11,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{ConnectInfo, Request};
+use axum::http::Version;
 use axum::response::Response;
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
@@ -22,14 +24,17 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::body_guard::hold_until_sent;
+use crate::metrics::Metrics;
 use open::OpenConnections;
 pub use open::max_for_descriptors;
 pub(super) use open::{ConnectionHandle, RequestGuard};
+use stalled::{StreamTasks, TimedWrites, in_pieces};
 
 mod open;
+mod stalled;
 
-/// The timeout for the head of a request, for an idle connection between two requests, and for a piece of a message to a
-/// client that takes nothing. It is the default of common reverse proxies (nginx, `keepalive_timeout`).
+/// The timeout for the head of a request, for an idle connection between two requests, and for a client that takes nothing
+/// of a response or of a message. It is the default of common reverse proxies (nginx, `keepalive_timeout`).
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// The pause after `accept` failed for lack of a resource, such as file descriptors.
@@ -45,8 +50,14 @@ const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_HEAD: usize = 64 * 1024;
 
 /// Serves `router` on `listener`, with up to `max_connections` connections, until `shutdown`; then lets running
-/// requests finish.
-pub async fn serve(listener: TcpListener, router: Router, max_connections: usize, shutdown: CancellationToken) {
+/// requests finish. Clients that take nothing are counted in `metrics`.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    max_connections: usize,
+    metrics: Metrics,
+    shutdown: CancellationToken,
+) {
     let connections = TaskTracker::new();
     let open = OpenConnections::new(max_connections);
     let mut refusals = Refusals::default();
@@ -57,6 +68,7 @@ pub async fn serve(listener: TcpListener, router: Router, max_connections: usize
                     let client = Client {
                         handle,
                         router: router.clone(),
+                        metrics: metrics.clone(),
                         shutdown: shutdown.clone(),
                     };
                     drop(connections.spawn(client.serve_until_evicted(stream)));
@@ -113,6 +125,7 @@ fn is_client_error(error: &io::Error) -> bool {
 struct Client {
     handle: ConnectionHandle,
     router: Router,
+    metrics: Metrics,
     shutdown: CancellationToken,
 }
 
@@ -131,7 +144,9 @@ impl Client {
     async fn serve(self, stream: TcpStream) {
         // Streams write small pieces, which Nagle's algorithm would delay.
         let _ = stream.set_nodelay(true);
-        let mut builder = auto::Builder::new(TokioExecutor::new());
+        let peer = self.handle.peer();
+        let timed = TimedWrites::new(stream, peer, self.metrics.clone());
+        let mut builder = auto::Builder::new(StreamTasks::new(peer, self.metrics));
         builder
             .http1()
             .timer(TokioTimer::new())
@@ -144,7 +159,7 @@ impl Client {
             .keep_alive_interval(IDLE_TIMEOUT)
             .enable_connect_protocol();
         let service = track_requests(self.router, self.handle);
-        let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+        let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(timed), service));
         let served = tokio::select! {
             served = connection.as_mut() => served,
             () = self.shutdown.cancelled() => {
@@ -175,10 +190,11 @@ fn track_requests(
         let extensions = request.extensions_mut();
         extensions.insert(ConnectInfo::<SocketAddr>(handle.peer()));
         extensions.insert(handle.clone());
+        let is_http_2 = request.version() == Version::HTTP_2;
         let answer = inner.call(request);
         async move {
-            let response = answer.await?;
-            Ok(hold_until_sent(response, guard))
+            let response = hold_until_sent(answer.await?, guard);
+            Ok(if is_http_2 { in_pieces(response) } else { response })
         }
     })
 }

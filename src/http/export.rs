@@ -2,10 +2,14 @@
 //!
 //! Each line is an object with a `type` and the `data`, in the form of the API where it has one.
 
+use std::sync::Arc;
+
 use axum::body::Bytes;
 use futures::channel::mpsc;
+use futures::future::BoxFuture;
 use futures::{SinkExt, Stream, StreamExt, stream};
 use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::audit::AuditEntryView;
@@ -59,17 +63,28 @@ impl Line {
 
 /// Runs a read of the database, which may be slow.
 macro_rules! read {
-    ($db:expr, |$tx:ident| $body:expr) => {
-        $db.search(move |$tx| Box::pin(async move { $body })).await?
+    ($writer:expr, |$tx:ident| $body:expr) => {
+        $writer.search(move |$tx| Box::pin(async move { $body })).await?
     };
 }
 
-/// Returns everything that belongs to a user, as JSON lines. Each chunk has whole lines.
+/// Returns everything that belongs to a user, as JSON lines. Each chunk has whole lines. `turns` are the connections for
+/// searches that whoever reads the lines may hold, if they are limited.
 ///
 /// An error ends the lines; what was read before is part of them.
-pub fn user_lines(db: Db, owner: Ownership) -> impl Stream<Item = DbResult<Bytes>> + Send {
+pub fn user_lines(
+    db: Db,
+    owner: Ownership,
+    turns: Option<Arc<Semaphore>>,
+) -> impl Stream<Item = DbResult<Bytes>> + Send {
     let (sender, receiver) = mpsc::channel(0);
-    let writing = async move { LineWriter { db, owner, sender }.write_user().await.err() };
+    let mut writer = LineWriter {
+        db,
+        owner,
+        turns,
+        sender,
+    };
+    let writing = async move { writer.write_user().await.err() };
     // The stream drives the reading, so that nothing is read for a client that is gone.
     let failure = stream::once(writing).filter_map(std::future::ready).map(Err);
     stream::select(receiver.map(Ok), failure)
@@ -79,6 +94,7 @@ pub fn user_lines(db: Db, owner: Ownership) -> impl Stream<Item = DbResult<Bytes
 struct LineWriter {
     db: Db,
     owner: Ownership,
+    turns: Option<Arc<Semaphore>>,
     sender: mpsc::Sender<Bytes>,
 }
 
@@ -108,6 +124,20 @@ impl LineWriter {
         self.sender.send(text.into()).await.map_err(|_| DbError::Closed)
     }
 
+    /// Reads the database in a turn of whoever reads the lines. An export waits for it as long as that takes, and holds none
+    /// while its client takes a page.
+    async fn search<T, J>(&self, job: J) -> DbResult<T>
+    where
+        T: Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+    {
+        let _turn = match &self.turns {
+            Some(turns) => turns.acquire().await.ok(),
+            None => None,
+        };
+        self.db.search(job).await
+    }
+
     /// The filter of searches for what the user owns.
     fn own(&self) -> AccessScope {
         AccessScope::Own {
@@ -120,7 +150,7 @@ impl LineWriter {
         let mut offset = 0;
         loop {
             let tenant = self.owner.tenant.clone();
-            let page = read!(self.db, |tx| keys::list(tx, Some(&tenant), PAGE, offset).await);
+            let page = read!(self, |tx| keys::list(tx, Some(&tenant), PAGE, offset).await);
             if page.is_empty() {
                 return Ok(());
             }
@@ -139,7 +169,7 @@ impl LineWriter {
                 limit: PAGE,
                 ..AssistantQuery::within(self.own())
             };
-            let page = read!(self.db, |tx| assistants::search(tx, &wanted, PAGE_BYTES).await);
+            let page = read!(self, |tx| assistants::search(tx, &wanted, PAGE_BYTES).await);
             if page.rows.is_empty() {
                 return Ok(());
             }
@@ -165,7 +195,7 @@ impl LineWriter {
                 offset,
                 bytes: PAGE_BYTES,
             };
-            let page = read!(self.db, |tx| assistants::versions(tx, assistant, &all, wanted).await);
+            let page = read!(self, |tx| assistants::versions(tx, assistant, &all, wanted).await);
             if page.rows.is_empty() {
                 return Ok(());
             }
@@ -183,7 +213,7 @@ impl LineWriter {
                 offset,
                 ..CronQuery::within(self.own(), PAGE)
             };
-            let page = read!(self.db, |tx| crons::search(tx, &wanted, PAGE_BYTES).await);
+            let page = read!(self, |tx| crons::search(tx, &wanted, PAGE_BYTES).await);
             if page.rows.is_empty() {
                 return Ok(());
             }
@@ -205,7 +235,7 @@ impl LineWriter {
             };
             let space = self.owner.clone();
             // Items that have expired but were not yet removed are part of the export.
-            let page = read!(self.db, |tx| {
+            let page = read!(self, |tx| {
                 items::search(tx, &space, &wanted, PAGE_BYTES, Timestamp(0)).await
             });
             let Ok(read @ 1..) = u32::try_from(page.rows.len()) else {
@@ -223,7 +253,7 @@ impl LineWriter {
         let mut last: Option<ThreadId> = None;
         loop {
             let subject = subject.clone();
-            let found: Vec<ThreadId> = read!(self.db, |tx| threads_of(tx, &subject, last, PAGE).await);
+            let found: Vec<ThreadId> = read!(self, |tx| threads_of(tx, &subject, last, PAGE).await);
             if found.is_empty() {
                 return Ok(());
             }
@@ -236,20 +266,20 @@ impl LineWriter {
 
     /// Writes a thread with its newest state, its runs, its interrupts and its log.
     async fn write_thread(&mut self, thread: ThreadId) -> DbResult<()> {
-        let lines: Vec<Line> = read!(self.db, |tx| thread_lines(tx, thread).await);
+        let lines: Vec<Line> = read!(self, |tx| thread_lines(tx, thread).await);
         self.write(lines).await?;
         self.write_runs(thread).await?;
-        let asked = read!(self.db, |tx| interrupts::of_thread(tx, thread, None).await);
+        let asked = read!(self, |tx| interrupts::of_thread(tx, thread, None).await);
         let asked = asked.into_iter().map(InterruptView::from);
         let lines = asked.map(|asked| Line::new("interrupt", wire::json(&asked)));
         self.write(lines.collect()).await?;
-        let decided = read!(self.db, |tx| remembered::of_thread(tx, thread).await);
+        let decided = read!(self, |tx| remembered::of_thread(tx, thread).await);
         let decided = decided.into_iter().map(ApprovalView::from);
         let lines = decided.map(|decided| Line::new("approval", wire::json(&decided)));
         self.write(lines.collect()).await?;
         let mut after = i64::MIN;
         loop {
-            let page: Vec<LoggedEvent> = read!(self.db, |tx| events::read(tx, thread, after, PAGE).await);
+            let page: Vec<LoggedEvent> = read!(self, |tx| events::read(tx, thread, after, PAGE).await);
             let Some(last) = page.last() else { return Ok(()) };
             after = last.seq;
             let lines = page.iter().map(|event| log_line(thread, event));
@@ -267,14 +297,14 @@ impl LineWriter {
                 offset,
                 bytes: PAGE_BYTES,
             };
-            let page = read!(self.db, |tx| runs::list(tx, &wanted).await);
+            let page = read!(self, |tx| runs::list(tx, &wanted).await);
             if page.rows.is_empty() {
                 return Ok(());
             }
             offset += count(&page.rows);
             for run in page.into_items() {
                 let root = run.id;
-                let below = read!(self.db, |tx| runs::descendants(tx, root).await);
+                let below = read!(self, |tx| runs::descendants(tx, root).await);
                 let all = std::iter::once(run).chain(below).map(RunView::from);
                 let lines = all.map(|run| Line::new("run", wire::json(&run)));
                 self.write(lines.collect()).await?;
@@ -289,7 +319,7 @@ impl LineWriter {
                 offset,
                 ..DeliverySearch::within(self.own(), PAGE)
             };
-            let page = read!(self.db, |tx| deliveries::search(tx, &wanted, PAGE_BYTES).await);
+            let page = read!(self, |tx| deliveries::search(tx, &wanted, PAGE_BYTES).await);
             if page.rows.is_empty() {
                 return Ok(());
             }
@@ -304,7 +334,7 @@ impl LineWriter {
         let mut after = Uuid::nil();
         loop {
             let of = self.owner.clone();
-            let part = read!(self.db, |tx| audit::of_user(
+            let part = read!(self, |tx| audit::of_user(
                 tx,
                 &of.tenant,
                 &of.owner,
@@ -392,4 +422,35 @@ fn shown_fact(fact: &Fact) -> Value {
         | Fact::Custom { .. } => {}
     }
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+    use crate::db::RowAccess;
+
+    #[tokio::test]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the writer of a database that lives as long as the test"
+    )]
+    async fn every_read_waits_for_a_turn_and_gives_it_back() {
+        let spawn = |_: &'static str, task: BoxFuture<'static, ()>| drop(tokio::spawn(task));
+        let db = Db::open("sqlite::memory:", &spawn).await.expect("a database");
+        let turns = Arc::new(Semaphore::new(0));
+        let reading = async {
+            let mut lines = pin!(user_lines(db, Ownership::default(), Some(Arc::clone(&turns))));
+            let first = lines.next().await.expect("a line").expect("it is read");
+            assert!(String::from_utf8_lossy(&first).contains("\"type\":\"user\""));
+            assert!(futures::poll!(lines.next()).is_pending(), "there is no turn");
+            turns.add_permits(1);
+            while let Some(line) = lines.next().await {
+                line.expect("it is read");
+            }
+        };
+        RowAccess::Server.scope(reading).await;
+        assert_eq!(turns.available_permits(), 1);
+    }
 }

@@ -270,14 +270,14 @@ impl HistoryLoader {
         let lane = lane_of(child.as_ref());
         let (summaries, is_search) = match slice {
             HistorySlice::At(checkpoint) => (
-                checkpoints::sketch(tx, thread, lane, checkpoint)
+                checkpoints::load_summary(tx, thread, lane, checkpoint)
                     .await?
                     .into_iter()
                     .collect(),
                 false,
             ),
             HistorySlice::Newest => (
-                checkpoints::newest_sketch(tx, thread, lane)
+                checkpoints::newest_summary(tx, thread, lane)
                     .await?
                     .into_iter()
                     .collect(),
@@ -380,7 +380,7 @@ impl HistoryLoader {
             .iter()
             .filter_map(|(run, run_notes)| Some((*run, own + run_notes.as_ref()?.bytes)))
             .collect();
-        let only = is_search.then(|| summaries.iter().map(|sketch| sketch.id).collect::<HashSet<_>>());
+        let only = is_search.then(|| summaries.iter().map(|summary| summary.id).collect::<HashSet<_>>());
         let mut entries = HistoryEntries::new(self.fields.clone(), self.budget, run_notes, only);
         let (Some(newest), Some(oldest)) = (summaries.first(), summaries.last()) else {
             return Ok((vec![], false));
@@ -394,7 +394,7 @@ impl HistoryLoader {
             };
             checkpoints::walk(tx, span, self.fields.values, &mut entries).await?;
         } else {
-            summaries.iter().rev().for_each(|sketch| entries.add(*sketch));
+            summaries.iter().rev().for_each(|summary| entries.add(*summary));
         }
         if let Some(next) = next {
             entries.complete_newest(next);
@@ -458,10 +458,10 @@ impl Search {
     ) -> DbResult<Vec<CheckpointSummary>> {
         match self.only {
             Some(only) => {
-                let found = checkpoints::sketch(tx, thread, self.lane, only).await?;
-                Ok(found.into_iter().filter(|sketch| sketch.seq < before).collect())
+                let found = checkpoints::load_summary(tx, thread, self.lane, only).await?;
+                Ok(found.into_iter().filter(|summary| summary.seq < before).collect())
             }
-            None => checkpoints::sketches(tx, thread, self.lane, before, limit).await,
+            None => checkpoints::load_summaries(tx, thread, self.lane, before, limit).await,
         }
     }
 }
@@ -499,7 +499,7 @@ impl HistoryLoader {
         agent: &str,
     ) -> DbResult<Vec<CheckpointSummary>> {
         let mut candidates = Vec::with_capacity(chunk.len());
-        for sketch in chunk {
+        for summary in chunk {
             if self
                 .runs
                 .values()
@@ -510,15 +510,15 @@ impl HistoryLoader {
             {
                 self.runs.clear();
             }
-            if let Some(run) = sketch.run {
+            if let Some(run) = summary.run {
                 self.run(tx, run).await?;
             }
-            let run_notes = sketch.run.and_then(|run| self.runs.get(&run)).and_then(Option::as_ref);
+            let run_notes = summary.run.and_then(|run| self.runs.get(&run)).and_then(Option::as_ref);
             candidates.push((
-                *sketch,
+                *summary,
                 metadata_of(
                     &self.thread,
-                    sketch,
+                    summary,
                     run_notes.map(|run_notes| &run_notes.metadata),
                     agent,
                 ),
@@ -530,7 +530,7 @@ impl HistoryLoader {
             candidates
                 .into_iter()
                 .filter(|(_, metadata)| fits(metadata))
-                .map(|(sketch, _)| sketch)
+                .map(|(summary, _)| summary)
                 .collect()
         })
         .await

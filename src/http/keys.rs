@@ -1,4 +1,4 @@
-//! Who calls, stream tickets, and API keys.
+//! Endpoints for the identity of the caller, stream tickets, and API keys.
 
 use std::time::Duration;
 

@@ -281,7 +281,7 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(store::get, store::put, store::delete))
         .routes(routes!(store::search))
         .routes(routes!(store::namespaces))
-        // What tools read of the run that calls them.
+        // The endpoints with which tools read the run that calls them.
         .routes(routes!(call::state))
         .routes(routes!(call::files))
         .routes(routes!(call::file_content))

@@ -61,6 +61,10 @@ pub(super) fn preface() -> openapi::OpenApi {
     Preface::openapi()
 }
 
+/// The description of responses with the status 503.
+const UNAVAILABLE: &str = "The server is overloaded or shutting down, or its database does not answer; `Retry-After` \
+                           holds the seconds to wait";
+
 /// The complete document.
 pub fn document() -> openapi::OpenApi {
     complete(TABLE.1.clone())
@@ -87,6 +91,8 @@ fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
                     "403",
                     "With `[auth]`: no role of the caller allows this; or the page is foreign",
                 );
+                // Each of these reads the database, at least to find out who calls.
+                add_error(operation, "503", UNAVAILABLE);
             }
         }
         item.get.iter_mut().for_each(|operation| add_errors(operation, false));
@@ -216,10 +222,7 @@ fn add_errors(operation: &mut Operation, changes: bool) {
             "415",
             "The content type is not `application/json`, or the body is compressed",
         );
-        add(
-            "503",
-            "The server is overloaded or shutting down; `Retry-After` holds the seconds to wait",
-        );
+        add("503", UNAVAILABLE);
     }
     add("421", "The host is not in `hosts`");
     if takes_input {
@@ -322,6 +325,10 @@ mod tests {
                 );
                 assert!(operation.tags.is_some_and(|tags| tags.len() == 1), "{path} has no tag");
                 assert!(operation.responses.responses.contains_key("500"), "{path} never fails");
+                assert!(
+                    operation.responses.responses.contains_key("503") || security::PUBLIC.contains(&path.as_str()),
+                    "{path} is always available"
+                );
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What every request gets, whatever becomes of it: an id, a span, and a line in the access log.
+//! The id, the span and the line in the access log that every request gets, also one that fails.
 //!
 //! The id is the client's `x-request-id`, or a new one if that is missing or cannot be used. It is in the response, in
 //! the lines that the server logs about the request, and nowhere else. The span is below the caller's `traceparent`.
@@ -47,7 +47,7 @@ pub(super) async fn record(State(recorder): State<RequestRecorder>, mut request:
         method: request.method().clone(),
         peer: peer_address(request.extensions()),
     };
-    let context = entry.enter(&recorder.tracer, request.headers());
+    let context = entry.begin_server_span(&recorder.tracer, request.headers());
     let trace = recorder.tracer.scope(context.clone());
     let span = entry.begin_span(&trace, &request, &id);
     let line = match &context {
@@ -130,11 +130,11 @@ impl RequestEntry {
     }
 
     /// Returns the context of the request's span; none if it gets none.
-    fn enter(&self, tracer: &Tracer, headers: &HeaderMap) -> Option<SpanContext> {
+    fn begin_server_span(&self, tracer: &Tracer, headers: &HeaderMap) -> Option<SpanContext> {
         if !tracer.is_on() || self.route().is_some_and(|route| UNTRACED.contains(&route)) {
             return None;
         }
-        tracer.enter(parent_of(headers).as_ref())
+        tracer.begin_server_span(parent_of(headers).as_ref())
     }
 
     fn begin_span(&self, trace: &TraceScope, request: &Request, id: &HeaderValue) -> Option<SpanData> {

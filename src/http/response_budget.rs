@@ -23,7 +23,7 @@ use crate::domain::identity::Identity;
 
 /// The number of responses of the largest size that fit into memory at once.
 const CONCURRENT: u32 = 4;
-/// The number of those that may be of one user, so that the responses of others always have room.
+/// The number of concurrent large responses that may be for one user, so that the responses to others always have room.
 const CONCURRENT_OF_USER: u32 = 3;
 /// The unit in which memory is handed out, in bytes.
 const UNIT: usize = 1024;

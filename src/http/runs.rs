@@ -31,7 +31,7 @@ use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredRespon
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
 use crate::events::After;
-use crate::runtime::{AssistantRef, CancelAction, Follower, ResourceRef, RunResponse};
+use crate::runtime::{AssistantRef, CancelAction, FollowingClient, ResourceRef, RunResponse};
 
 /// Creates a run and returns without waiting for it.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
@@ -422,7 +422,7 @@ impl JoinRequest {
 
     /// Notes that the client follows the run, until the follower is dropped. Such a GET changes data, too, so it is not noted
     /// for foreign pages.
-    async fn note_follower(&self, api: &Api, run: &Run) -> Result<Option<Follower>, ApiError> {
+    async fn note_follower(&self, api: &Api, run: &Run) -> Result<Option<FollowingClient>, ApiError> {
         match origins::check_read_with_effect(&api.settings.cors.origins, &self.headers) {
             Ok(()) => Ok(api.runs.follow(run).await?),
             Err(_) => Ok(None),

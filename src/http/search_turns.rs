@@ -1,8 +1,9 @@
 //! The connections for searches that single users may hold, so that the slow searches of one do not shut the others out.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::error::ApiError;
@@ -26,12 +27,17 @@ impl SearchTurns {
         }
     }
 
+    /// Returns the connections for searches that a user may hold. Without authentication there is no user, and no limit.
+    pub(super) fn of(&self, caller: &Identity) -> Option<Arc<Semaphore>> {
+        self.of_users.of(caller)
+    }
+
     /// Waits until a user may hold one more connection for a search. Without authentication there is no user, and no wait.
     ///
     /// # Errors
     /// 503 if the other searches of the user take longer than [`LONGEST_WAIT`].
     pub(super) async fn take(&self, caller: &Identity) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-        let Some(of_user) = self.of_users.of(caller) else {
+        let Some(of_user) = self.of(caller) else {
             return Ok(None);
         };
         let turn = timeout(LONGEST_WAIT, of_user.acquire_owned()).await;

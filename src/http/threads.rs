@@ -338,7 +338,7 @@ impl ThreadSummary {
     async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
         let is_visible = background::visibility(tx, thread.id).await? == Visibility::Full;
         // A thread whose newest checkpoint cannot be read is shown without its state.
-        let newest = checkpoints::newest_sketch(tx, thread.id, Lane::Main).await;
+        let newest = checkpoints::newest_summary(tx, thread.id, Lane::Main).await;
         let newest = db::unless_corrupt(newest)?.flatten();
         let head = newest.filter(|_| is_visible).map(|newest| newest.id);
         let interrupts = open_interrupts(tx, thread.id, newest).await?;

@@ -27,7 +27,7 @@ use crate::domain::identity::UserId;
 pub(super) async fn export(api: Api, ApiPath(path): ApiPath<UserPath>, client: ClientId) -> Result<Response, ApiError> {
     let owner = owner(&api, &path)?;
     let permit = api.open_stream(None, client)?;
-    let lines = export::user_lines(api.db.clone(), owner).inspect_err(move |error| {
+    let lines = export::user_lines(api.db.clone(), owner, api.search_turns()).inspect_err(move |error| {
         // The permit is held for as long as the lines are read.
         let _permit = &permit;
         tracing::error!(%error, "the export of a user's data ended early");

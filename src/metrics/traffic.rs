@@ -29,6 +29,7 @@ pub struct HttpMetrics {
     requests: Family<Answered, Counter>,
     took: Family<Route, Histogram>,
     streams: Gauge,
+    stalled: Counter,
 }
 
 /// The count of an open stream, decremented when this is dropped.
@@ -45,15 +46,19 @@ impl HttpMetrics {
         let requests = Family::default();
         let took: Family<Route, Histogram> = Family::new_with_constructor(|| Histogram::new(SECONDS));
         let streams = Gauge::default();
+        let stalled = Counter::default();
         let text = "Requests by route and status";
         registry.register("adjutant_http_requests", text, Family::clone(&requests));
         let text = "Time from a request to the end of its response, for streams to their start";
         registry.register("adjutant_http_request_duration_seconds", text, Family::clone(&took));
         registry.register("adjutant_streams_open", "Open streams", streams.clone());
+        let text = "Connections and streams that were ended because their clients took nothing";
+        registry.register("adjutant_stalled_clients", text, stalled.clone());
         Self {
             requests,
             took,
             streams,
+            stalled,
         }
     }
 
@@ -71,6 +76,11 @@ impl HttpMetrics {
         self.took
             .get_or_create(&Route { method, route })
             .observe(took.as_secs_f64());
+    }
+
+    /// Counts a connection or a stream that is ended because its client takes nothing.
+    pub fn record_stalled(&self) {
+        self.stalled.inc();
     }
 
     /// Counts a stream as open.

@@ -8,18 +8,16 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::summarization::tokens_of_message;
 use super::{MOST_NAMES, Middleware, ModelAnswer, NextModel, read_settings};
 use crate::definition::mcp::ToolNames;
-use crate::definition::{Diagnostic, FieldPath};
+use crate::definition::{Diagnostic, FieldPath, builtins};
 use crate::domain::message::{Content, Message, Role, ToolCall};
-use crate::domain::size::of_value;
 use crate::model::ModelRequest;
 use crate::tool::Halt;
 
 /// The replacement for a result that is left out.
 const PLACEHOLDER: &str = "[cleared]";
-/// The approximate number of bytes of one token.
-const BYTES_PER_TOKEN: usize = 4;
 
 /// The context editing middleware.
 #[derive(Debug, Clone, Default)]
@@ -32,11 +30,11 @@ pub struct ContextEditing {
 #[serde(deny_unknown_fields, default)]
 struct ContextEditingSettings {
     /// The length of the conversation from which results are left out, in estimated tokens.
-    trigger: usize,
+    trigger: u64,
     /// The number of newest results that are always kept.
     keep: usize,
     /// The number of estimated tokens after which no further result is left out; 0 for all older ones.
-    clear_at_least: usize,
+    clear_at_least: u64,
     /// True if the arguments of the calls are left out with their results.
     clear_tool_inputs: bool,
     /// The tools whose results are kept.
@@ -67,7 +65,7 @@ impl From<ContextEditingSettings> for ContextEditing {
 #[async_trait]
 impl Middleware for ContextEditing {
     fn name(&self) -> &str {
-        "ContextEditingMiddleware"
+        builtins::CONTEXT_EDITING
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
@@ -96,8 +94,8 @@ impl Middleware for ContextEditing {
 impl ContextEditing {
     /// Removes the older results of a conversation that is too long.
     fn clear(&self, messages: &mut [Arc<Message>]) {
-        let bytes: usize = messages.iter().map(|message| size(message)).sum();
-        if bytes / BYTES_PER_TOKEN < self.settings.trigger {
+        let tokens: u64 = messages.iter().map(|message| tokens_of_message(message)).sum();
+        if tokens < self.settings.trigger {
             return;
         }
         let all = messages.iter().enumerate();
@@ -111,55 +109,49 @@ impl ContextEditing {
                 continue;
             };
             cleared += self.clear_call(result, before);
-            if enough > 0 && cleared / BYTES_PER_TOKEN >= enough {
+            if enough > 0 && cleared >= enough {
                 return;
             }
         }
     }
 
     /// Removes a result, and the arguments of its call, which is in one of the messages `before` it. Returns the number of
-    /// bytes by which the conversation is shorter.
-    fn clear_call(&self, result: &mut Arc<Message>, before: &mut [Arc<Message>]) -> usize {
+    /// tokens by which the conversation is shorter.
+    fn clear_call(&self, result: &mut Arc<Message>, before: &mut [Arc<Message>]) -> u64 {
         let id = result.answers().unwrap_or_default().to_owned();
-        let at = before.iter().rposition(|message| call_of(message, &id).is_some());
-        let call = at.and_then(|at| call_of(&before[at], &id));
-        let name = result.name.as_deref().or(call.map(|call| call.name.as_str()));
+        let call = before.iter_mut().rev().find(|message| call_of(message, &id).is_some());
+        let called = call.as_ref().and_then(|message| call_of(message, &id));
+        let name = result.name.as_deref().or(called.map(|call| call.name.as_str()));
         if name.is_some_and(|name| self.excluded.contains(name)) {
             return 0;
         }
+        let cleared = shorten(result, |result| result.content = Content::Text(PLACEHOLDER.to_owned()));
         let call = call.filter(|_| self.settings.clear_tool_inputs);
-        let arguments = call.map_or(0, arguments_size);
-        let content = size(result).saturating_sub(PLACEHOLDER.len());
-        if content > 0 {
-            Arc::make_mut(result).content = Content::Text(PLACEHOLDER.to_owned());
+        cleared + call.map_or(0, |call| shorten(call, |call| without_arguments(call, &id)))
+    }
+}
+
+/// Changes a message, unless that makes it no shorter. Returns the number of tokens by which it is shorter.
+fn shorten(message: &mut Arc<Message>, change: impl FnOnce(&mut Message)) -> u64 {
+    let mut shorter = Message::clone(message);
+    change(&mut shorter);
+    let cleared = tokens_of_message(message).saturating_sub(tokens_of_message(&shorter));
+    if cleared > 0 {
+        *message = Arc::new(shorter);
+    }
+    cleared
+}
+
+fn without_arguments(message: &mut Message, id: &str) {
+    if let Role::Ai { tool_calls, .. } = &mut message.role {
+        for call in tool_calls.iter_mut().filter(|call| call.id == id) {
+            call.args = Map::new();
         }
-        if arguments > 0
-            && let Some(at) = at
-            && let Role::Ai { tool_calls, .. } = &mut Arc::make_mut(&mut before[at]).role
-        {
-            for call in tool_calls.iter_mut().filter(|call| call.id == id) {
-                call.args = Map::new();
-            }
-        }
-        content + arguments
     }
 }
 
 fn call_of<'a>(message: &'a Message, id: &str) -> Option<&'a ToolCall> {
     message.tool_calls().iter().find(|call| call.id == id)
-}
-
-/// Returns the size of a message for the model, in bytes.
-fn size(message: &Message) -> usize {
-    let content: usize = match &message.content {
-        Content::Text(text) => text.len(),
-        Content::Blocks(blocks) => blocks.iter().map(|block| block.to_string().len()).sum(),
-    };
-    content + message.tool_calls().iter().map(arguments_size).sum::<usize>()
-}
-
-fn arguments_size(call: &ToolCall) -> usize {
-    call.args.values().map(of_value).sum()
 }
 
 #[cfg(test)]
@@ -214,6 +206,23 @@ mod tests {
                 _ => assert_eq!(messages[at], *whole),
             }
         }
+    }
+
+    #[test]
+    fn an_image_counts_as_what_a_model_reads_and_not_by_its_bytes() {
+        let image = json!({"type": "image", "base64": "iVBO".repeat(20_000), "mime_type": "image/png"});
+        let blocks = vec![json!({"type": "text", "text": "Look."}), image];
+        let mut messages = conversation();
+        messages.insert(0, Arc::new(Message::human(Content::Blocks(blocks))));
+        let edited = |trigger: u64| {
+            let mut edited = messages.clone();
+            let settings: ContextEditingSettings =
+                serde_json::from_value(json!({"trigger": trigger, "keep": 0})).expect("settings");
+            ContextEditing::from(settings).clear(&mut edited);
+            edited
+        };
+        assert_eq!(edited(2_000), messages);
+        assert_ne!(edited(1_000), messages);
     }
 
     #[test]

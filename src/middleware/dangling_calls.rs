@@ -3,6 +3,7 @@
 //! A call without a result would make the next model request invalid. That happens if the run was cancelled, or if a
 //! new message was sent instead of a decision.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -41,7 +42,7 @@ impl Middleware for DanglingCalls {
 
 /// Returns the update that gives each call of a conversation a result; none if no result is missing.
 pub fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
-    let missing: Vec<Vec<Message>> = (0..messages.len()).map(|at| missing_results(messages, at)).collect();
+    let missing = missing_results(messages);
     if missing.iter().all(Vec::is_empty) {
         return None;
     }
@@ -65,7 +66,9 @@ pub fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
 /// Returns the same as [`repaired`], but writes only the messages after the first answer that lacks a result: the removal of
 /// all messages would also make the state forget which messages have left it.
 fn repaired_from_first(messages: &[Arc<Message>]) -> Option<Update> {
-    let first = (0..messages.len()).find(|at| !missing_results(messages, *at).is_empty())?;
+    let first = missing_results(messages)
+        .iter()
+        .position(|missing| !missing.is_empty())?;
     let mut update = repaired(&messages[first..])?;
     let later = messages[first + 1..].iter().filter_map(|message| message.id.clone());
     let removals = later.map(|id| Arc::new(Message::new(Role::Remove, "").with_id(id)));
@@ -74,15 +77,26 @@ fn repaired_from_first(messages: &[Arc<Message>]) -> Option<Update> {
     Some(update)
 }
 
-/// Returns results for the calls of the message at `at` that have none.
-fn missing_results(messages: &[Arc<Message>], at: usize) -> Vec<Message> {
-    let message = &messages[at];
-    // Providers may reuse ids in later answers: a result belongs to the nearest answer before it.
-    let calls_again = |other: &Arc<Message>, id: &str| other.tool_calls().iter().any(|call| call.id == id);
-    let is_open = |id: &str| {
-        let later = messages[at + 1..].iter().take_while(|other| !calls_again(other, id));
-        !later.into_iter().any(|other| other.answers() == Some(id))
-    };
+/// Returns for each message the results for its calls that have none.
+fn missing_results(messages: &[Arc<Message>]) -> Vec<Vec<Message>> {
+    // The ids of the results behind a message. Providers may reuse ids in later answers: a result belongs to the nearest
+    // answer before it.
+    let mut answered: BTreeSet<&str> = BTreeSet::new();
+    let mut all: Vec<Vec<Message>> = vec![];
+    for message in messages.iter().rev() {
+        all.push(missing_results_of(message, &answered));
+        for call in message.tool_calls() {
+            answered.remove(call.id.as_str());
+        }
+        answered.extend(message.answers());
+    }
+    all.reverse();
+    all
+}
+
+/// Returns results for the calls of a message that are not among the `answered` ones.
+fn missing_results_of(message: &Message, answered: &BTreeSet<&str>) -> Vec<Message> {
+    let is_open = |id: &str| !answered.contains(id);
     let unanswered = message.tool_calls().iter().filter(|call| is_open(&call.id)).map(|call| {
         let text = format!(
             "Tool call {} with id {} did not complete - no result was recorded. It may have been cancelled or interrupted.",
@@ -245,6 +259,19 @@ mod tests {
             result("a"),
         ];
         assert_eq!(repair(given), Some(expected));
+    }
+
+    #[test]
+    fn a_conversation_of_calls_without_results_is_repaired_in_one_pass() {
+        let ids = |at: usize| (0..6).map(move |call| format!("{at}-{call}"));
+        let message = |at: usize| {
+            let ids: Vec<String> = ids(at).collect();
+            Arc::new(calling(&ids.iter().map(String::as_str).collect::<Vec<_>>()))
+        };
+        let messages: Vec<Arc<Message>> = (0..10_000).map(message).collect();
+        let update = repaired(&messages).expect("results are missing");
+        assert_eq!(update.messages.len(), 1 + 10_000 * 7);
+        assert_eq!(update.messages[8 + 6].answers(), Some("1-5"));
     }
 
     #[test]

@@ -29,6 +29,7 @@ use crate::domain::machine::{Failure, HookPoint, Jump};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::remembered::RememberedDecision;
 use crate::domain::state::{State, Update};
+use crate::domain::state_size::StateSize;
 use crate::model::{Model, ModelError, ModelRequest, ToolSpec};
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
@@ -393,6 +394,8 @@ pub struct NextModel<'a> {
     pub scope: &'a Scope,
     /// The state at the time of the call.
     pub state: &'a State,
+    /// The size of the state.
+    pub size: &'a StateSize,
 }
 
 impl NextModel<'_> {

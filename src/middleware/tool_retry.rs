@@ -15,15 +15,13 @@ use serde_json::{Map, Value};
 
 use super::{MOST_NAMES, Middleware, NextCall, read_settings};
 use crate::definition::mcp::ToolNames;
-use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES};
+use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, builtins};
 use crate::domain::backoff::Backoff;
 use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
 use crate::tool::{CallOutcome, Halt, UNCERTAIN};
 
-/// The name.
-const NAME: &str = "ToolRetryMiddleware";
 /// The longest pause that can be set, in seconds.
 const LONGEST_PAUSE_S: f64 = 3_600.0;
 /// The largest growth factor that can be set.
@@ -86,7 +84,7 @@ enum OnRetriesExhausted {
 #[async_trait]
 impl Middleware for ToolRetry {
     fn name(&self) -> &str {
-        NAME
+        builtins::TOOL_RETRY
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {

@@ -16,7 +16,7 @@ pub trait Embedder: Send + Sync {
 }
 
 /// Normalises a vector to length 1.
-pub(super) fn unit(mut vector: Vec<f32>) -> Vec<f32> {
+pub(super) fn normalise(mut vector: Vec<f32>) -> Vec<f32> {
     let length = vector.iter().map(|number| number * number).sum::<f32>().sqrt();
     if length > 0.0 && length.is_finite() {
         vector.iter_mut().for_each(|number| *number /= length);
@@ -49,7 +49,7 @@ impl ScriptedEmbedder {
                 vector[index] += if part & (1 << 63) == 0 { 1.0 } else { -1.0 };
             }
         }
-        unit(vector)
+        normalise(vector)
     }
 }
 

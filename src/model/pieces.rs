@@ -105,7 +105,7 @@ pub(super) struct SilenceTimer {
 
 impl SilenceTimer {
     /// Starts a timer with this deadline.
-    pub(super) fn until(deadline: Instant) -> Self {
+    pub(super) fn new(deadline: Instant) -> Self {
         Self {
             timer: Box::pin(sleep_until(deadline)),
             deadline,
@@ -165,7 +165,7 @@ impl PieceReader {
             response,
             between: limits.between,
             limit,
-            silence: SilenceTimer::until(deadline),
+            silence: SilenceTimer::new(deadline),
         })
     }
 
@@ -210,7 +210,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_piece_moves_the_deadline_to_its_time_from_then() {
-        let mut timer = SilenceTimer::until(Instant::now() + LIMIT);
+        let mut timer = SilenceTimer::new(Instant::now() + LIMIT);
         for _ in 0..3 {
             tokio::time::advance(LIMIT / 2).await;
             assert_eq!(timer.limit(ready(1)).await, Some(1));
@@ -222,7 +222,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_deadline_can_be_moved_forward() {
-        let mut timer = SilenceTimer::until(Instant::now() + LIMIT);
+        let mut timer = SilenceTimer::new(Instant::now() + LIMIT);
         timer.restart(LIMIT / 5);
         let waited = silence(&mut timer).await;
         assert!((LIMIT / 5..LIMIT / 4).contains(&waited), "{waited:?}");
@@ -230,7 +230,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_ready_after_the_deadline_is_not_lost() {
-        let mut timer = SilenceTimer::until(Instant::now() + LIMIT);
+        let mut timer = SilenceTimer::new(Instant::now() + LIMIT);
         tokio::time::advance(LIMIT * 2).await;
         assert_eq!(timer.limit(ready(1)).await, Some(1));
         assert_eq!(timer.limit(pending::<()>()).await, None);
@@ -238,7 +238,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_uses_up_the_budget_of_its_task_each_time_has_a_deadline_too() {
-        let mut timer = SilenceTimer::until(Instant::now());
+        let mut timer = SilenceTimer::new(Instant::now());
         let busy = poll_fn(|context| {
             while pin!(consume_budget()).poll(context).is_ready() {}
             Poll::<()>::Pending

@@ -36,6 +36,7 @@ mod content;
 mod embedding;
 mod errors;
 mod file_names;
+mod lean_wire;
 mod listing;
 mod markers;
 mod native;
@@ -44,7 +45,6 @@ mod reply;
 mod request;
 mod separators;
 mod transport;
-mod trimmed;
 
 /// The maximum number of cached models, since clients may name any model.
 const MAX_MODELS: usize = 256;

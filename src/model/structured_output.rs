@@ -43,7 +43,7 @@ pub fn is_known(kind: ProviderKind, model: &str) -> bool {
         Protocol::OpenAi | Protocol::OpenAiResponses if !is_another => &OPENAI,
         Protocol::Anthropic if !is_another => &ANTHROPIC,
         Protocol::GoogleGenAi if !is_another => &GOOGLE,
-        // What a gateway or a daemon passes on depends on what is behind it.
+        // The models behind a gateway or a daemon are unknown.
         Protocol::OpenAi
         | Protocol::OpenAiResponses
         | Protocol::Anthropic

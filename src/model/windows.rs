@@ -7,12 +7,18 @@
 pub const ASSUMED: u64 = 200_000;
 
 /// The beginnings of model names with their windows, in tokens. The first one that fits counts.
-const WINDOWS: [(&str, u64); 31] = [
+const WINDOWS: [(&str, u64); 53] = [
     ("gpt-5-chat", 128_000),
     ("gpt-5.2-chat", 128_000),
     ("gpt-5.3-chat", 128_000),
     ("gpt-5.3-codex-spark", 96_000),
+    ("gpt-5.4-mini", 272_000),
+    ("gpt-5.4-nano", 272_000),
+    ("gpt-5.4", 922_000),
+    ("gpt-5.5", 922_000),
+    ("gpt-5.6", 922_000),
     ("gpt-5", 272_000),
+    ("gpt-6", 922_000),
     ("gpt-4.1", 1_047_576),
     ("gpt-4o", 128_000),
     ("gpt-4-turbo", 128_000),
@@ -28,6 +34,18 @@ const WINDOWS: [(&str, u64); 31] = [
     ("codex-mini", 200_000),
     ("claude-2.0", 100_000),
     ("claude-instant", 100_000),
+    ("claude-opus-4-6", 1_000_000),
+    ("claude-opus-4.6", 1_000_000),
+    ("claude-opus-4-7", 1_000_000),
+    ("claude-opus-4.7", 1_000_000),
+    ("claude-opus-4-8", 1_000_000),
+    ("claude-opus-4.8", 1_000_000),
+    ("claude-sonnet-4-6", 1_000_000),
+    ("claude-sonnet-4.6", 1_000_000),
+    ("claude-opus-5", 1_000_000),
+    ("claude-sonnet-5", 1_000_000),
+    ("claude-haiku-5", 1_000_000),
+    ("claude-fable-5", 1_000_000),
     ("claude", 200_000),
     ("gemini-1.5-pro", 2_097_152),
     ("gemini-1.0", 32_760),
@@ -36,7 +54,11 @@ const WINDOWS: [(&str, u64); 31] = [
     ("mistral-large", 131_072),
     ("mistral-small", 131_072),
     ("codestral", 256_000),
+    ("deepseek-v4", 1_000_000),
     ("deepseek", 131_072),
+    ("grok-4-fast", 2_000_000),
+    ("grok-4-1-fast", 2_000_000),
+    ("grok-4.1-fast", 2_000_000),
     ("grok-4", 256_000),
     ("grok-3", 131_072),
 ];
@@ -59,7 +81,13 @@ mod tests {
         assert_eq!(known("gpt-4.1-nano"), Some(1_047_576));
         assert_eq!(known("gpt-5.3-chat-latest"), Some(128_000));
         assert_eq!(known("gpt-5.3-codex"), Some(272_000));
+        assert_eq!(known("gpt-5.4-mini"), Some(272_000));
+        assert_eq!(known("gpt-5.4-pro"), Some(922_000));
         assert_eq!(known("anthropic/claude-sonnet-4.5"), Some(200_000));
+        assert_eq!(known("anthropic/claude-sonnet-4.6"), Some(1_000_000));
+        assert_eq!(known("claude-opus-4-5-20251101"), Some(200_000));
+        assert_eq!(known("claude-opus-4-6"), Some(1_000_000));
+        assert_eq!(known("grok-4-fast-reasoning"), Some(2_000_000));
         assert_eq!(known("my-own-model"), None);
         for (at, (name, _)) in WINDOWS.iter().enumerate() {
             let hidden = WINDOWS[..at].iter().find(|(start, _)| name.starts_with(start));

@@ -248,7 +248,7 @@ impl RemoteTurn {
             RunStatus::Success => {}
             RunStatus::Interrupted => return Err(self.failed("its run was cancelled there")),
             RunStatus::Error | RunStatus::Timeout | RunStatus::Pending | RunStatus::Running => {
-                return Err(self.failed(&self.reason(run.status).await?));
+                return Err(self.failed(&self.read_failure(run.status).await?));
             }
         }
         let questions = state.questions();
@@ -325,7 +325,7 @@ impl RemoteTurn {
     /// Returns the request for a run, with its input or with the answers to the questions.
     fn run_request(&self, input: Option<Value>, answers: &[(Question, Value)]) -> RemoteRunRequest {
         let mut metadata = self.metadata();
-        let levels = self.scope.budget.floor().saturating_sub(self.scope.depth);
+        let levels = self.scope.budget.max_depth().saturating_sub(self.scope.depth);
         metadata.insert(LEVELS.to_owned(), levels.into());
         if self.scope.subagent.is_none() {
             metadata.insert(HOPS.to_owned(), (self.scope.origin.hops + 1).into());
@@ -418,7 +418,7 @@ impl RemoteTurn {
     }
 
     /// Returns the reason why the run failed.
-    async fn reason(&self, status: RunStatus) -> Result<String, Failure> {
+    async fn read_failure(&self, status: RunStatus) -> Result<String, Failure> {
         let thread = self.with_retries(|| self.agent.peer.thread(self.remote.thread)).await?;
         let what = if status == RunStatus::Timeout {
             "its run took too long there"

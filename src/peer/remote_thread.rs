@@ -103,8 +103,8 @@ impl RemoteThread {
                 Err(error) => {
                     is_certain &= error.is_refusal();
                     failures += 1;
-                    // It is unknown whether the run was started, or the thread is busy, maybe with this very run:
-                    // search again.
+                    // If it is unknown whether the run was started, or the thread is busy, maybe with this very run,
+                    // the search is repeated.
                     let is_transient = error.is_transient() || matches!(error, PeerError::Refused { status: 409, .. });
                     if !is_transient || since.elapsed() + BACKOFF.pause(failures) > patience {
                         return Err(StartFailed { error, is_certain });
@@ -148,7 +148,7 @@ impl RemoteThread {
                 return Ok(None);
             };
             let past = match before {
-                Some(before) => self.past(&runs, &seen, before).await?,
+                Some(before) => self.read_past_runs(&runs, &seen, before).await?,
                 None => vec![],
             };
             let seen = TaskSnapshot { past, ..seen };
@@ -253,7 +253,12 @@ impl RemoteThread {
 
     /// Returns the runs that have ended, but for the one that `seen` shows, in the order of their ends. Outcomes that
     /// `before` does not have are read in the history of the thread.
-    async fn past(&self, runs: &[PeerRun], seen: &TaskSnapshot, before: &TaskSnapshot) -> PeerResult<Vec<PastRun>> {
+    async fn read_past_runs(
+        &self,
+        runs: &[PeerRun],
+        seen: &TaskSnapshot,
+        before: &TaskSnapshot,
+    ) -> PeerResult<Vec<PastRun>> {
         let mut past = vec![];
         for run in ended(runs).into_iter().rev() {
             let id = run.run_id.to_string();
@@ -286,8 +291,8 @@ impl RemoteThread {
             .map_or_else(|| run.brings_answers(), |key| !key.starts_with(&cancels))
     }
 
-    /// Returns the outcome of a run after which others have begun, or none if it ended without one: it asked something,
-    /// was cancelled, or its answer came too late.
+    /// Returns the outcome of a run after which others have begun; none if the run asked something or was cancelled, or
+    /// if its answer came too late.
     async fn outcome_of(&self, run: &PeerRun) -> PeerResult<Option<Box<TaskSnapshot>>> {
         let has_outcome = match run.status {
             RunStatus::Success | RunStatus::Error | RunStatus::Timeout => true,

@@ -175,10 +175,10 @@ impl AccessControl {
                 let reason = AccessRefusal::ForbiddenByPolicy(action);
                 return Err(AccessError::Refused { reason, policies });
             }
-            // What has no rows, or none yet, belongs to the caller.
+            // A resource without rows, or without rows yet, belongs to the caller.
             ResourceRef::Collection => Some(own_facts(caller)),
             ResourceRef::Thread(_) | ResourceRef::Assistant(_) | ResourceRef::Cron(_) | ResourceRef::Delivery(_) => {
-                // What cannot change the decision is not read. Policies may ask for any metadata.
+                // Facts that cannot change the decision are not read. Policies may ask for any metadata.
                 let is_shared = || self.core.sharing.of(action).filters(action).next().is_some();
                 let with_metadata = ruling != Ruling::NONE || (reach == Reach::Own && is_shared());
                 let may_be_assigned = reach != Reach::Tenant && action.resource() == "interrupts";
@@ -191,11 +191,11 @@ impl AccessControl {
                 let read = self
                     .core
                     .db
-                    .read(move |tx| Box::pin(async move { facts(tx, resource, &wanted).await }));
+                    .read(move |tx| Box::pin(async move { read_facts(tx, resource, &wanted).await }));
                 read.await?
             }
         };
-        // Who may do nothing of the kind does not learn what exists.
+        // A caller who may do nothing of the kind does not learn what exists.
         let missing = match (reach, resource) {
             (Reach::Nothing, _) | (_, ResourceRef::Collection) => AccessRefusal::Forbidden(action),
             (_, _) => AccessRefusal::NotFound(resource),
@@ -252,7 +252,7 @@ impl AccessControl {
         let read = self
             .core
             .db
-            .read(move |tx| Box::pin(async move { facts(tx, resource, &wanted).await }));
+            .read(move |tx| Box::pin(async move { read_facts(tx, resource, &wanted).await }));
         let facts = read.await?.ok_or_else(|| AccessError::refused(missing))?;
         match denial_by(&self.core, caller, action, &facts, &ruling) {
             Some(denial) => Err(denial.refusal(action, missing)),
@@ -274,7 +274,7 @@ impl AccessControl {
         let read = self
             .core
             .db
-            .read(move |tx| Box::pin(async move { facts(tx, ResourceRef::Thread(thread), &wanted).await }));
+            .read(move |tx| Box::pin(async move { read_facts(tx, ResourceRef::Thread(thread), &wanted).await }));
         let gone = || ResourceFacts {
             ownership: owner.clone(),
             is_unreadable: true,
@@ -532,7 +532,7 @@ impl WantedFacts {
 }
 
 /// Reads the facts about a resource.
-async fn facts(tx: &mut Tx<'_>, resource: ResourceRef, wanted: &WantedFacts) -> DbResult<Option<ResourceFacts>> {
+async fn read_facts(tx: &mut Tx<'_>, resource: ResourceRef, wanted: &WantedFacts) -> DbResult<Option<ResourceFacts>> {
     let with_metadata = wanted.with_metadata;
     match resource {
         ResourceRef::Collection => Ok(None),

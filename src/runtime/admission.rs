@@ -21,7 +21,7 @@ use super::shared::Core;
 use super::{BatchError, CancelAction, NewRun, ResourceRef, StartError, audit, log_lines, stored_bytes, trace};
 use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};
-use crate::definition::Digest;
+use crate::definition::DefinitionDigest;
 use crate::domain::access::{Action, Ownership, may_prioritise};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::idempotency::IdempotentOutcome;
@@ -95,7 +95,7 @@ pub(super) struct Checked {
     /// The position of the request among those that are admitted together.
     pub(super) number: usize,
     /// The definition that was used.
-    pub(super) digest: Digest,
+    pub(super) digest: DefinitionDigest,
     /// The context that was checked.
     pub(super) context: Map<String, Value>,
 }
@@ -114,14 +114,19 @@ impl AdmissionContext {
     }
 
     /// Returns whether the input of a request was checked with this definition.
-    pub(super) fn has_checked(&self, number: usize, digest: &Digest) -> bool {
+    pub(super) fn has_checked(&self, number: usize, digest: &DefinitionDigest) -> bool {
         self.checked
             .iter()
             .any(|checked| checked.number == number && checked.digest == *digest)
     }
 
     /// Returns whether this context was checked with this definition.
-    pub(super) fn has_checked_context(&self, number: usize, digest: &Digest, context: &Map<String, Value>) -> bool {
+    pub(super) fn has_checked_context(
+        &self,
+        number: usize,
+        digest: &DefinitionDigest,
+        context: &Map<String, Value>,
+    ) -> bool {
         self.checked
             .iter()
             .any(|checked| checked.number == number && checked.digest == *digest && checked.context == *context)
@@ -230,7 +235,7 @@ impl Admission {
             let (slot, context) = admission.with_slot(checked);
             let admitted = retry_while_busy(move || transaction(context.clone())).await;
             let admitted = admitted.inspect_err(|error| {
-                if let Some(fault) = error.fault() {
+                if let Some(fault) = error.db_error() {
                     admission.dispatcher.admission_has_failed(fault);
                 }
             })?;

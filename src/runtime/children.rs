@@ -20,7 +20,7 @@ pub(super) struct AtWork {
 
 impl Children {
     /// Registers a run that is, or is about to be, at work. It can be cancelled from now on.
-    pub(super) fn enter(self: &Arc<Self>, run: RunId, stop: CancellationToken) -> AtWork {
+    pub(super) fn register(self: &Arc<Self>, run: RunId, stop: CancellationToken) -> AtWork {
         let stop = Arc::new(stop);
         self.all().insert(run, Arc::clone(&stop));
         AtWork {
@@ -71,8 +71,8 @@ mod tests {
         let children = Arc::new(Children::default());
         let run = RunId::mint();
         assert!(!children.stop(run));
-        let first = children.enter(run, CancellationToken::new());
-        let second = children.enter(run, CancellationToken::new());
+        let first = children.register(run, CancellationToken::new());
+        let second = children.register(run, CancellationToken::new());
         drop(first);
         assert!(children.has(run), "whoever took it up later has it still");
         assert!(children.stop(run) && second.stop().is_cancelled());

@@ -14,7 +14,7 @@ use crate::db::definitions::ClientAgent;
 use crate::db::{self, DbResult, RowAccess, Tx, warn_of};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::{
-    AgentDefinition, ClientRules, DefinitionVersion, Diagnostic, FieldPath, MOST_AGENTS, Provenance, Severity,
+    AgentDefinition, ClientRules, DefinitionSource, DefinitionVersion, Diagnostic, FieldPath, MOST_AGENTS, Severity,
     StoredDiagnostic, VERSIONS_KEPT, Validated, validate,
 };
 use crate::domain::Invalid;
@@ -100,7 +100,7 @@ impl Registry {
         let write = self.db.write(move |tx| {
             Box::pin(async move {
                 db::definitions::lock_changes(tx).await?;
-                // Those of files were stored anew above.
+                // The assistants of files were stored anew above.
                 db::assistants::give_to_server(tx, &defaults).await?;
                 db::definitions::sweep(tx, before).await
             })
@@ -214,7 +214,7 @@ impl Registry {
 /// Returns the first version of an agent in a file. Its MCP servers may hold secrets, so they are not stored; runs use the
 /// current ones.
 fn first_version(agent: &FileAgent, now: Timestamp) -> DefinitionVersion {
-    let place = Provenance::File(agent.place.clone());
+    let place = DefinitionSource::File(agent.place.clone());
     DefinitionVersion::first(&agent.graph_id, agent.definition.without_servers(), place, now)
 }
 
@@ -223,10 +223,10 @@ async fn keep(
     tx: &mut Tx<'_>,
     graph_id: &str,
     definition: &AgentDefinition,
-    provenance: &Provenance,
+    definition_source: &DefinitionSource,
     now: Timestamp,
 ) -> DbResult<DefinitionVersion> {
-    let version = db::definitions::keep(tx, graph_id, definition, provenance, now).await?;
+    let version = db::definitions::keep(tx, graph_id, definition, definition_source, now).await?;
     forget_old(tx, &version, now).await?;
     Ok(version)
 }
@@ -295,7 +295,7 @@ async fn store(
         tx,
         graph_id,
         &from_client.definition,
-        &Provenance::Client,
+        &DefinitionSource::Client,
         from_client.now,
     )
     .await?;
@@ -339,7 +339,7 @@ impl Definitions {
         check_changeable(&sources, graph_id)?;
         let known = registry
             .factory
-            .register(graph_id, &definition, &Provenance::Client)
+            .register(graph_id, &definition, &DefinitionSource::Client)
             .map_err(|error| {
                 let finding = Diagnostic::error(FieldPath::default(), error.to_string());
                 DefinitionError::Unusable(vec![finding.into()])
@@ -560,7 +560,7 @@ fn check_changeable(sources: &Sources, graph_id: &str) -> Result<(), DefinitionE
     match sources
         .files
         .get(graph_id)
-        .and_then(|version| version.provenance.file())
+        .and_then(|version| version.definition_source.file())
     {
         Some(place) => Err(DefinitionError::InFile {
             graph_id: graph_id.to_owned(),

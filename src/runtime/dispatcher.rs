@@ -20,14 +20,14 @@ use super::journal::LaneJournal;
 use super::prepare::{self, BegunRun, FirstStep, PlannedStep, ReadyMachine};
 use super::registry::Registry;
 use super::retry::retry_until_available;
-use super::run_context::{RunContext, fault};
+use super::run_context::{RunContext, exit_reason_of};
 use super::shared::Core;
 use super::stored_bytes::StoredSums;
 use super::turns::{QueueLook, Turns, claim_next};
 use super::unfollowed_runs::UnfollowedRuns;
 use super::{CancelAction, Runs, Store, trace};
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
+use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite};
 use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
 use crate::db::{self, DbError, DbResult, Engine, RowAccess, Tx, warn_of};
@@ -36,6 +36,7 @@ use crate::domain::event::Fact;
 use crate::domain::id::{RunId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::RunStatus;
+use crate::domain::state_size::StateSize;
 use crate::domain::time::Timestamp;
 
 mod scope;
@@ -390,7 +391,7 @@ impl Dispatcher {
             leave: leave.clone(),
             wanted: None,
         };
-        let late = self.enter(run.id, active);
+        let late = self.register(run.id, active);
         if fresh {
             self.core
                 .metrics
@@ -429,7 +430,7 @@ impl Dispatcher {
     /// Registers a run that is at work in this process. Returns `new` if the run is still registered under an earlier
     /// claim: another process took the run and lost it again before the loop in this process noticed. The earlier loop
     /// is cancelled then.
-    fn enter(&self, run: RunId, new: Active) -> Option<Active> {
+    fn register(&self, run: RunId, new: Active) -> Option<Active> {
         let mut active = self.active();
         if let Some(old) = active.get(&run) {
             old.lose();
@@ -598,7 +599,7 @@ impl Dispatcher {
                 .fail(run_context, &Machine::default(), db::runs::unreadable(error))
                 .await;
         }
-        match fault(run_context.run.id, error) {
+        match exit_reason_of(run_context.run.id, error) {
             ExitReason::Fault(failure) => self.fail(run_context, &Machine::default(), failure).await,
             ExitReason::Unavailable | ExitReason::LeaseLost | ExitReason::Cancelled => {
                 self.give_back(run_context).await;

@@ -133,9 +133,9 @@ pub(super) async fn resolve(
     };
     let command = run.request.command.get_or_insert_with(Command::default);
     command.resume = answers;
-    command.branch = branch;
+    command.continuation.branch = branch;
     if let Resolution::Cancelled(children) = resolution {
-        command.cancelled.clone_from(children);
+        command.continuation.cancelled.clone_from(children);
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
 use super::retry::{WHILE_UNAVAILABLE, retry_until_available};
-use super::run_context::{RunContext, fault};
+use super::run_context::{RunContext, exit_reason_of};
 use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
@@ -133,7 +133,7 @@ impl LaneJournal {
 
     /// Registers a child before its row is written or read, since a cancellation reads the row first.
     fn register_child(&self, child: RunId) -> AtWork {
-        self.run_context.children.enter(child, self.stop.child_token())
+        self.run_context.children.register(child, self.stop.child_token())
     }
 
     /// Reads a child, with its registered agent if it has one.
@@ -145,7 +145,7 @@ impl LaneJournal {
         };
         let mut found = retry_until_available(self.run_context.run.id, find)
             .await
-            .map_err(|error| fault(self.run_context.run.id, &error))?;
+            .map_err(|error| exit_reason_of(self.run_context.run.id, &error))?;
         if let Some(stored) = &mut found {
             stored.known = self.known(&stored.run).await?;
         }
@@ -160,7 +160,7 @@ impl LaneJournal {
         let registry = &self.run_context.core.registry;
         let tenant = &self.run_context.ownership.tenant;
         let known = retry_until_available(self.run_context.run.id, || registry.of_run_of_tenant(child, tenant)).await;
-        known.map_err(|error| fault(self.run_context.run.id, &error))
+        known.map_err(|error| exit_reason_of(self.run_context.run.id, &error))
     }
 
     /// Numbers the pending writes from `first` on and builds the batch.
@@ -594,7 +594,7 @@ impl ChildRequest {
             db::checkpoints::set_position(tx, root.thread, *head, position, root.id).await?;
         }
         if let Some(used) = &self.used {
-            let growth = quotas::growth(tx, run_context, self.parent, used).await?;
+            let growth = quotas::count_growth(tx, run_context, self.parent, used).await?;
             db::runs::set_usage(tx, self.parent, used, run_context.run.id).await?;
             quotas::charge(tx, run_context, growth, self.at).await?;
         }
@@ -668,7 +668,7 @@ impl Journal for LaneJournal {
                 .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
             let fault = |error: DbError| {
                 self.run_context.core.metrics.work().commit_failed("database");
-                fault(self.run_context.run.id, &error)
+                exit_reason_of(self.run_context.run.id, &error)
             };
             let rest = match ends {
                 true => Some(
@@ -761,7 +761,7 @@ impl Journal for LaneJournal {
             };
             let admitted = retry_until_available(self.run_context.run.id, admit)
                 .await
-                .map_err(|error| fault(self.run_context.run.id, &error))?
+                .map_err(|error| exit_reason_of(self.run_context.run.id, &error))?
                 .ok_or(ExitReason::LeaseLost)?;
             match admitted {
                 AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
@@ -854,7 +854,7 @@ impl Journal for LaneJournal {
     fn child_cancelled<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<(), ExitReason>> {
         Box::pin(async move {
             // The child is registered before the read: a cancellation right after the read would be missed otherwise.
-            let waits = self.run_context.parked.enter(child, CancellationToken::new());
+            let waits = self.run_context.parked.register(child, CancellationToken::new());
             let read = || {
                 self.run_context
                     .core
@@ -863,7 +863,7 @@ impl Journal for LaneJournal {
             };
             if !retry_until_available(self.run_context.run.id, read)
                 .await
-                .map_err(|error| fault(self.run_context.run.id, &error))?
+                .map_err(|error| exit_reason_of(self.run_context.run.id, &error))?
             {
                 waits.stop().cancelled().await;
             }
@@ -880,7 +880,7 @@ impl Journal for LaneJournal {
             };
             retry_until_available(self.run_context.run.id, read)
                 .await
-                .map_err(|error| fault(self.run_context.run.id, &error))
+                .map_err(|error| exit_reason_of(self.run_context.run.id, &error))
         })
     }
 }

@@ -25,12 +25,12 @@ pub(super) struct BudgetLedger {
     db: Db,
     trees: Vec<BudgetScope>,
     share: RunId,
-    page: Mutex<Page>,
+    local: Mutex<LocalTally>,
 }
 
 /// The usage that is not stored yet, and the last stored state.
 #[derive(Debug, Default)]
-struct Page {
+struct LocalTally {
     noted: UsageChange,
     /// The time up to which the time of this run is charged.
     since: Timestamp,
@@ -75,7 +75,7 @@ impl BudgetLedger {
         let all = trees.clone();
         let write = run_context.core.db.write(move |tx| {
             Box::pin(async move {
-                enter(tx, &all, share, thread, now).await?;
+                ensure_shares(tx, &all, share, thread, now).await?;
                 for tree in &all {
                     set_share(tx, tree, share, &used).await?;
                 }
@@ -83,15 +83,15 @@ impl BudgetLedger {
             })
         });
         write.await?;
-        let page = Mutex::new(Page {
+        let local = Mutex::new(LocalTally {
             since: now,
-            ..Page::default()
+            ..LocalTally::default()
         });
         Ok(Some(Arc::new(Self {
             db: run_context.core.db.clone(),
             trees,
             share,
-            page,
+            local,
         })))
     }
 
@@ -99,8 +99,8 @@ impl BudgetLedger {
     pub(super) async fn close(&self, tx: &mut Tx<'_>, now: Timestamp, waiting: u64) -> DbResult<()> {
         // The noted usage is not reset: the transaction may be retried, and nothing follows it.
         let (noted, since) = {
-            let page = self.tally();
-            (page.noted, page.since)
+            let local = self.tally();
+            (local.noted, local.since)
         };
         for tree in &self.trees {
             let Some(mut used) = trees::lock(tx, tree.top).await? else {
@@ -121,18 +121,18 @@ impl BudgetLedger {
 
     /// Takes the noted usage, and returns it with the time of the last charge.
     fn take_noted(&self) -> (UsageChange, Timestamp) {
-        let mut page = self.tally();
-        (std::mem::take(&mut page.noted), page.since)
+        let mut local = self.tally();
+        (std::mem::take(&mut local.noted), local.since)
     }
 
-    fn tally(&self) -> MutexGuard<'_, Page> {
-        self.page.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tally(&self) -> MutexGuard<'_, LocalTally> {
+        self.local.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl std::fmt::Debug for BudgetLedger {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ledger")
+        f.debug_struct("BudgetLedger")
             .field("trees", &self.trees)
             .field("share", &self.share)
             .finish_non_exhaustive()
@@ -159,9 +159,9 @@ impl SharedBudget for BudgetLedger {
             .write(move |tx| Box::pin(async move { self::charge(tx, &trees, share, charge, now).await }));
         let refused = match write.await {
             Ok(left) => {
-                let mut page = self.tally();
-                page.since = page.since.max(now);
-                page.left = left;
+                let mut local = self.tally();
+                local.since = local.since.max(now);
+                local.left = left;
                 return Ok(());
             }
             Err(ChargeError::Exceeded(exceeded)) => exceeded.into(),
@@ -172,8 +172,8 @@ impl SharedBudget for BudgetLedger {
     }
 
     fn note(&self, change: UsageChange) {
-        let mut page = self.tally();
-        page.noted = page.noted.plus(change);
+        let mut local = self.tally();
+        local.noted = local.noted.plus(change);
     }
 
     fn time_left(&self, now: Timestamp) -> Option<(Duration, LimitReached)> {
@@ -205,8 +205,8 @@ pub(super) enum ChargeError {
     Fault(#[from] DbError),
 }
 
-/// Charges all of these trees with what the run of the share `share` uses, or none if a limit of one of them forbids it.
-/// Returns the remaining time.
+/// Charges all of these trees with the usage of the run of the share `share`, or none of them if a limit of a tree
+/// forbids it. Returns the remaining time.
 pub(super) async fn charge(
     tx: &mut Tx<'_>,
     trees: &[BudgetScope],
@@ -303,8 +303,8 @@ pub(super) async fn take_back(tx: &mut Tx<'_>, left: &RemainingShare) -> DbResul
     Ok(())
 }
 
-/// Opens the ledger of the share `share` in these trees.
-pub(super) async fn enter(
+/// Creates the rows of the share `share` in these trees, unless they exist.
+pub(super) async fn ensure_shares(
     tx: &mut Tx<'_>,
     trees: &[BudgetScope],
     share: RunId,
@@ -312,7 +312,7 @@ pub(super) async fn enter(
     now: Timestamp,
 ) -> DbResult<()> {
     for tree in trees {
-        trees::enter(tx, tree.top, share, thread, now).await?;
+        trees::create_missing(tx, tree.top, share, thread, now).await?;
     }
     Ok(())
 }

@@ -107,7 +107,7 @@ pub use stored_bytes::StoredBytes;
 pub use sweeper::Retention;
 pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
 pub use trace::called_by;
-pub use unfollowed_runs::Follower;
+pub use unfollowed_runs::FollowingClient;
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
 use background::BackgroundTasks;

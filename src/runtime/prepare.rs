@@ -45,7 +45,7 @@ pub(super) struct ReadyMachine {
     pub(super) budget: Budget,
     /// True if decisions are remembered for the thread.
     pub(super) remembers: bool,
-    /// Where the work of the run comes from.
+    /// The origin of the work of the run.
     pub(super) origin: RunOrigin,
 }
 
@@ -136,7 +136,7 @@ pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) 
         let id = run.id;
         let command = run.request.command.as_ref();
         let answers = command.and_then(|command| command.resume.clone());
-        let asked_at = command.and_then(|command| command.branch);
+        let asked_at = command.and_then(|command| command.continuation.branch);
         let deliver = run_context.core.db.write(move |tx| {
             Box::pin(async move { interrupts::deliver(tx, thread, id, asked_at, answers.as_ref()).await })
         });
@@ -347,8 +347,8 @@ pub(super) async fn usage_before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) 
     Ok((before.whole, first))
 }
 
-/// Returns the remaining budget of the run, less its own earlier usage and that of the runs that it continues, and the
-/// first of these runs.
+/// Returns the remaining budget of the run and the first run that it continues. The usage of the run's earlier attempts
+/// and of all continued runs is subtracted.
 async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<(Budget, RunId)> {
     let run = run_context.run.id;
     let thread = run_context.run.thread;
@@ -524,7 +524,7 @@ async fn load(run_context: &RunContext, run: &Run, branch: Option<CheckpointId>)
     let id = run.id;
     let from = run.request.checkpoint;
     let command = run.request.command.as_ref();
-    let has_answers = command.is_some_and(|command| command.branch.is_some());
+    let has_answers = command.is_some_and(|command| command.continuation.branch.is_some());
     let repeats = command.is_none() && run.request.input.is_none();
     run_context
         .core

@@ -75,7 +75,12 @@ pub(super) async fn check_waiting(tx: &mut Tx<'_>, quotas: &Quotas, account: &Ac
 
 /// Returns by how much the usage of a run, or of a subagent's run below it, grows when `used` is stored. It is called
 /// before that, in the same transaction: so nothing counts twice when a transaction is repeated or a server crashes.
-pub(super) async fn growth(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId, used: &Usage) -> DbResult<DayUse> {
+pub(super) async fn count_growth(
+    tx: &mut Tx<'_>,
+    run_context: &RunContext,
+    run: RunId,
+    used: &Usage,
+) -> DbResult<DayUse> {
     let account = &run_context.run.queue.account;
     if run_context.core.quotas.daily_rules_for(account).next().is_none() {
         return Ok(DayUse::default());

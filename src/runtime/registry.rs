@@ -18,7 +18,7 @@ use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::mcp::{McpOwner, OwnedServers, ServerDefinition};
 use crate::definition::{
-    AgentDefinition, DefinitionVersion, Diagnostic, Digest, FieldPath, GENERAL_PURPOSE, ModelNames, Severity,
+    AgentDefinition, DefinitionDigest, DefinitionVersion, Diagnostic, FieldPath, GENERAL_PURPOSE, ModelNames, Severity,
     StoredDiagnostic,
 };
 use crate::domain::assistant::Assistant;
@@ -159,7 +159,7 @@ impl Sources {
         let is_known = |agent: &FileAgent| {
             self.files.get(&agent.graph_id).is_some_and(|version| {
                 version.definition == agent.definition.without_servers()
-                    && version.provenance.file() == Some(&agent.place)
+                    && version.definition_source.file() == Some(&agent.place)
             })
         };
         self.refusals.is_empty()
@@ -326,7 +326,7 @@ impl Registry {
     /// Returns the diagnostics of a definition.
     fn diagnostics_of(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let graph_id = &version.graph_id;
-        if version.provenance.file().is_none() {
+        if version.definition_source.file().is_none() {
             return self.client_diagnostics(version, sources);
         }
         let said = sources.refusals.iter().chain(&sources.oddities);
@@ -357,7 +357,7 @@ impl Registry {
             ..self.validation_context()
         };
         let tenant = sources.clients.get(graph_id).map(|own| &own.tenant);
-        // What clients of other tenants defined does not exist for this one.
+        // Agents that clients of other tenants defined do not exist for this one.
         let is_there = |other: &&ClientAgent| !self.tenants.are_known() || Some(&other.tenant) == tenant;
         let clients = sources.clients.values().filter(is_there);
         let clients = clients.map(|other| &other.version.graph_id);
@@ -437,7 +437,7 @@ impl Registry {
         remarks: &[StoredDiagnostic],
     ) -> Result<Option<Arc<RegisteredAgent>>, StoredDiagnostic> {
         let is_wrong = remarks.iter().any(|remark| remark.severity == Severity::Error);
-        if is_wrong && version.provenance.file().is_none() {
+        if is_wrong && version.definition_source.file().is_none() {
             return Ok(None);
         }
         let same = old
@@ -448,7 +448,7 @@ impl Registry {
         }
         let known = self
             .factory
-            .register(&version.graph_id, &version.definition, &version.provenance);
+            .register(&version.graph_id, &version.definition, &version.definition_source);
         known
             .map(Some)
             .map_err(|error| Diagnostic::error(FieldPath::default(), error.to_string()).into())
@@ -526,7 +526,7 @@ impl Registry {
         &self,
         tx: &mut Tx<'_>,
         graph_id: &str,
-        digest: &Digest,
+        digest: &DefinitionDigest,
     ) -> DbResult<Option<Arc<RegisteredAgent>>> {
         if let Some(known) = self.cached(graph_id, digest) {
             return Ok(Some(known));
@@ -534,8 +534,8 @@ impl Registry {
         let Some(definition) = db::definitions::find(tx, digest).await? else {
             return Ok(None);
         };
-        let provenance = db::definitions::origin(tx, graph_id, digest).await?;
-        match self.factory.register(graph_id, &definition, &provenance) {
+        let definition_source = db::definitions::origin(tx, graph_id, digest).await?;
+        match self.factory.register(graph_id, &definition, &definition_source) {
             Ok(known) => {
                 // It may be stored in the form of an earlier release; its key is the stored digest.
                 let known = Arc::new(known.stored_as(digest));
@@ -549,7 +549,7 @@ impl Registry {
         }
     }
 
-    fn cached(&self, graph_id: &str, digest: &Digest) -> Option<Arc<RegisteredAgent>> {
+    fn cached(&self, graph_id: &str, digest: &DefinitionDigest) -> Option<Arc<RegisteredAgent>> {
         let is_it = |known: &&Arc<RegisteredAgent>| known.graph_id == graph_id && known.digest == *digest;
         if let Some(known) = self.agents().of_graph(graph_id).filter(is_it) {
             return Some(Arc::clone(known));

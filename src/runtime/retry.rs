@@ -1,4 +1,5 @@
-//! Repeats transactions that the database ended because others were in their way, and those of runs while it is unavailable.
+//! Repeats transactions that the database ended because of others, and the transactions of runs while the database is
+//! unavailable.
 //!
 //! Transactions lock rows in [one order](crate::db#the-order-of-locks), so that others are rarely in the way. Nothing is
 //! stored then, and the caller does not notice.
@@ -27,22 +28,22 @@ pub(super) const WHILE_UNAVAILABLE: Backoff = Backoff::doubling(Duration::from_m
 /// An error of a transaction.
 pub(super) trait TransactionError {
     /// Returns the error of the database, if it is one.
-    fn fault(&self) -> Option<&DbError>;
+    fn db_error(&self) -> Option<&DbError>;
 
     /// Returns true if another transaction was in the way: nothing was stored, and another try may succeed.
     fn is_busy(&self) -> bool {
-        matches!(self.fault(), Some(DbError::Busy))
+        matches!(self.db_error(), Some(DbError::Busy))
     }
 }
 
 impl TransactionError for DbError {
-    fn fault(&self) -> Option<&DbError> {
+    fn db_error(&self) -> Option<&DbError> {
         Some(self)
     }
 }
 
 impl TransactionError for StartError {
-    fn fault(&self) -> Option<&DbError> {
+    fn db_error(&self) -> Option<&DbError> {
         let Self::Fault(error) = self else {
             return None;
         };
@@ -51,13 +52,13 @@ impl TransactionError for StartError {
 }
 
 impl TransactionError for BatchError {
-    fn fault(&self) -> Option<&DbError> {
-        self.error.fault()
+    fn db_error(&self) -> Option<&DbError> {
+        self.error.db_error()
     }
 }
 
 impl TransactionError for CancelError {
-    fn fault(&self) -> Option<&DbError> {
+    fn db_error(&self) -> Option<&DbError> {
         let Self::Fault(error) = self else {
             return None;
         };
@@ -66,7 +67,7 @@ impl TransactionError for CancelError {
 }
 
 impl TransactionError for DeleteRunError {
-    fn fault(&self) -> Option<&DbError> {
+    fn db_error(&self) -> Option<&DbError> {
         let Self::Fault(error) = self else {
             return None;
         };
@@ -112,9 +113,9 @@ where
     E: TransactionError,
     F: Future<Output = Result<T, E>> + Send,
 {
-    let is_transient = |error: &E| error.fault().is_some_and(DbError::is_transient);
+    let is_transient = |error: &E| error.db_error().is_some_and(DbError::is_transient);
     let said = |error: &E, _| {
-        if let Some(fault) = error.fault() {
+        if let Some(fault) = error.db_error() {
             warn_of!(fault, %run, "the database failed under a run, which waits");
         }
     };

@@ -60,7 +60,7 @@ impl RunContext {
 }
 
 /// Returns the exit reason for an error of the database. The text goes to the log; clients get a class.
-pub(super) fn fault(run: RunId, error: &DbError) -> ExitReason {
+pub(super) fn exit_reason_of(run: RunId, error: &DbError) -> ExitReason {
     match error.is_out_of_reach() {
         // The listener warns of that once for all runs.
         true => tracing::info!(%run, %error, "the database failed under a run"),

@@ -102,7 +102,7 @@ impl Core {
         W: Future + Send + 'static,
         W::Output: Send + 'static,
     {
-        self.shutdown.spawn(name, RowAccess::carry(work))
+        self.shutdown.spawn(name, RowAccess::in_current(work))
     }
 
     /// Runs work to its end in a task of its own, even if the caller is dropped meanwhile.
@@ -119,8 +119,8 @@ impl Core {
     {
         // Boxed at once: what carries it to its task would copy it again and again.
         let work = Box::pin(work);
-        // What the work logs belongs to the request of the caller.
-        let work = trace::carry(PendingEntries::carry(work)).in_current_span();
+        // The log lines of the work belong to the request of the caller.
+        let work = trace::for_current_caller(PendingEntries::in_current(work)).in_current_span();
         let done = self.spawn("change of runs", work).await;
         done.ok().flatten().unwrap_or(Err(DbError::Closed.into()))
     }

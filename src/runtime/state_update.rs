@@ -43,7 +43,7 @@ pub(super) async fn write(
         digest,
         sizes,
     } = write;
-    // What is written as the input of a turn is written as its beginning.
+    // An update as the node of the input is written as the start of a turn.
     let as_node = as_node.map(|node| if node == INPUT { START.to_owned() } else { node });
     let ends = as_node.as_deref() == Some(END);
     // The end alone withdraws open questions, which needs no approver.
@@ -123,7 +123,7 @@ fn is_too_large(state: &State, update: &Update, most: usize) -> bool {
     if before.saturating_add(size::of_update(update)) <= most {
         return false;
     }
-    // What the update replaces or removes does not count any more.
+    // Messages and files that the update replaces or removes do not count any more.
     let mut after = state.clone();
     after.apply(update);
     let size = size::of_state(&after);

@@ -208,12 +208,18 @@ impl Store {
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn keys(&self, space: &Ownership, namespace: Namespace, most: usize) -> DbResult<Vec<String>> {
+    pub async fn keys(
+        &self,
+        space: &Ownership,
+        namespace: Namespace,
+        at: String,
+        most: usize,
+    ) -> DbResult<Vec<String>> {
         let now = self.0.clock.now();
         let space = space.clone();
         self.0
             .db
-            .read(move |tx| Box::pin(async move { items::keys(tx, &space, &namespace, most, now).await }))
+            .read(move |tx| Box::pin(async move { items::keys(tx, &space, &namespace, &at, most, now).await }))
             .await
     }
 
@@ -374,8 +380,8 @@ impl Items for StoreSpace {
         self.store.draft(item).await.map_err(failure_of)
     }
 
-    async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure> {
-        let found = self.store.keys(&self.ownership, namespace, most).await;
+    async fn keys(&self, namespace: Namespace, at: String, most: usize) -> Result<Vec<String>, Failure> {
+        let found = self.store.keys(&self.ownership, namespace, at, most).await;
         found.map_err(|error| failure_of(error.into()))
     }
 

@@ -43,7 +43,7 @@ impl StoredSums {
     }
 
     /// Returns the last sum, and whether the caller has to measure it again.
-    fn look(&self, subject: &str, now: Timestamp) -> (Option<u64>, bool) {
+    fn last_sum(&self, subject: &str, now: Timestamp) -> (Option<u64>, bool) {
         let mut sums = self.lock();
         if sums.len() >= MOST_OWNERS {
             sums.clear();
@@ -103,7 +103,7 @@ pub(super) fn check(core: &Arc<Core>, owner: &Ownership) -> Result<(), QuotaReac
         if applied.rule.stored_bytes.is_none() {
             continue;
         }
-        let (bytes, is_due) = core.stored.look(applied.subject, core.clock.now());
+        let (bytes, is_due) = core.stored.last_sum(applied.subject, core.clock.now());
         if is_due {
             let by = StoredBy {
                 tenant: owner.tenant.clone(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::background::delete_thread_of_stateless_run;
 use super::dispatcher::Dispatcher;
 use super::run_context::RunContext;
 use super::shared::Core;
@@ -82,16 +83,16 @@ impl Dispatcher {
             }
         }
         let thread = run_context.run.thread;
-        let deleted = self
+        let now = self.core.clock.now();
+        let write = self
             .core
             .db
-            .write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await }))
-            .await;
-        // A server that stops also leaves the thread to the sweeper.
-        if let Err(error) = deleted
-            && !matches!(error, DbError::Closed)
-        {
-            tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");
+            .write(move |tx| Box::pin(delete_thread_of_stateless_run(tx, thread, now)));
+        match write.await {
+            Ok(true) => self.core.jobs.discover(),
+            // A server that stops also leaves the thread to the sweeper.
+            Ok(false) | Err(DbError::Closed) => {}
+            Err(error) => tracing::warn!(%thread, %error, "could not remove the thread of a stateless run"),
         }
     }
 }

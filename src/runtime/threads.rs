@@ -267,7 +267,7 @@ impl Threads {
             Box::pin(async move {
                 let thread = db::copies::finish(tx, copy, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
-                let newest = db::checkpoints::newest_sketch(tx, to, Lane::Main).await?;
+                let newest = db::checkpoints::newest_summary(tx, to, Lane::Main).await?;
                 DbResult::Ok(CreatedThread {
                     thread,
                     state: machine.head.map(|_| machine.state),

@@ -36,14 +36,14 @@ pub(super) fn caller() -> Option<SpanContext> {
     CALLER.try_with(Clone::clone).ok()
 }
 
-/// Takes the caller of the current task along into another one.
-pub(super) fn carry<W: Future>(work: W) -> impl Future<Output = W::Output> {
+/// Returns work for a task of its own, on behalf of the caller of the current task.
+pub(super) fn for_current_caller<W: Future>(work: W) -> impl Future<Output = W::Output> {
     called_by(caller(), work)
 }
 
-/// Returns the place of a new run: below the run that it continues, else below its caller, else in a new trace. Returns
+/// Returns the trace of a new run: below the run that it continues, else below its caller, else in a new trace. Returns
 /// none if traces are off.
-pub(super) fn place(
+pub(super) fn new_run_trace(
     tracer: &Tracer,
     run: RunId,
     continued: Option<RunTrace>,
@@ -60,7 +60,7 @@ pub(super) fn place(
     }
     match caller {
         Some(caller) => Some(RunTrace::below(caller.clone(), run)),
-        None => Some(RunTrace::root(&tracer.enter(None)?, run)),
+        None => Some(RunTrace::root(&tracer.begin_server_span(None)?, run)),
     }
 }
 

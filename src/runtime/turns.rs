@@ -1,4 +1,4 @@
-//! Whose run is next: the turns of tenants and users in the queue.
+//! Turns of tenants and users in the queue: the choice of the run that begins next.
 //!
 //! The tenant with the fewest runs at work is next; among those with equally many, the one whose last turn is the
 //! longest ago. Within a tenant the highest priority is next, then the user by the same two rules, then the oldest run.
@@ -109,7 +109,7 @@ impl Turns {
     }
 
     /// Returns the places with runs that wait.
-    async fn look(&self, tx: &mut Tx<'_>) -> DbResult<Vec<RunQueue>> {
+    async fn find_waiting(&self, tx: &mut Tx<'_>) -> DbResult<Vec<RunQueue>> {
         let most = i64::try_from(MOST_PLACES).unwrap_or(i64::MAX);
         let after = self.lock().after.clone();
         let mut waiting = db::runs::waiting_queues(tx, &after, most).await?;
@@ -141,7 +141,7 @@ pub(super) enum QueueLook {
 
 /// Claims the next run that is due for this process.
 pub(super) async fn claim_next(tx: &mut Tx<'_>, core: &Core, now: Timestamp) -> DbResult<QueueLook> {
-    let waiting = core.turns.look(tx).await?;
+    let waiting = core.turns.find_waiting(tx).await?;
     if waiting.is_empty() {
         return Ok(QueueLook::Empty);
     }

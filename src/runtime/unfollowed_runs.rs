@@ -1,4 +1,4 @@
-//! Runs that end with their clients, and that nobody follows, so that nobody would cancel them.
+//! Runs that end with their clients and have lost them, so that no client would cancel them.
 //!
 //! The client may not know of its run: the database did not say whether the run is stored, or the client disconnected before
 //! it was answered. This process looks for such a run as for other [late commits](super::late_commits), and cancels it once it
@@ -7,7 +7,9 @@
 //! Or the process has ended that the client was connected to. The process at work on the run cancels it then, unless a client
 //! joins the run in time, at whatever process. For that the request of the run names the processes with its followers, and
 //! the process at work looks from time to time whether they are still there. Of its own clients it knows which of them follow
-//! the run. A process that ends forgets the runs that it looks for: the next one begins anew.
+//! the run. So does each process that a client has joined the run at: it is not named any more once its clients have left,
+//! unless it is the last one, which cancels the run then. A process that ends forgets the runs that it looks for: the next
+//! one begins anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -97,15 +99,46 @@ enum Following {
     Nowhere,
 }
 
+/// The followers of a run as a look of this process has found them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FoundFollowers {
+    following: Following,
+    /// True if the request of the run names this process without need, or does not name it although clients follow the run here.
+    is_outdated: bool,
+}
+
+impl FoundFollowers {
+    const SETTLED: Self = Self {
+        following: Following::Settled,
+        is_outdated: false,
+    };
+
+    /// Returns what a look has found that saw whether this process is named, whether clients follow the run here, and whether
+    /// other processes that are named are alive.
+    fn of(is_named: bool, is_here: bool, are_others: bool) -> Self {
+        Self {
+            following: match is_here || are_others {
+                true => Following::Somewhere,
+                false => Following::Nowhere,
+            },
+            is_outdated: match is_here {
+                true => !is_named,
+                // The last process that is named stays: a run without one does not end with its clients.
+                false => is_named && are_others,
+            },
+        }
+    }
+}
+
 /// A client of this process that follows a run, until this is dropped.
-pub struct Follower {
+pub struct FollowingClient {
     core: Arc<Core>,
     run: RunId,
 }
 
-impl Follower {
+impl FollowingClient {
     fn new(core: &Arc<Core>, run: RunId) -> Self {
-        core.unfollowed.enter(run);
+        core.unfollowed.add_client(run);
         Self {
             core: Arc::clone(core),
             run,
@@ -113,7 +146,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for FollowingClient {
     fn drop(&mut self) {
         self.core.unfollowed.leave(self.run);
     }
@@ -234,7 +267,7 @@ impl UnfollowedRuns {
     }
 
     /// Counts a client of this process that follows a run. If it leaves before the next look, it may still come back.
-    fn enter(&self, run: RunId) {
+    fn add_client(&self, run: RunId) {
         let mut unfollowed = self.unfollowed();
         *unfollowed.here.entry(run).or_default() += 1;
         if let Some(known) = unfollowed.runs.get_mut(&run) {
@@ -251,6 +284,10 @@ impl UnfollowedRuns {
                 unfollowed.here.remove(&run);
             }
         }
+    }
+
+    fn is_followed_here(&self, run: RunId) -> bool {
+        self.unfollowed().here.contains_key(&run)
     }
 
     /// Returns the runs that clients of this process follow.
@@ -283,7 +320,7 @@ impl UnansweredRun {
 
     /// Leaves the run alone if its client learns of it, or if it is certain that the run is not stored.
     pub(super) fn settle(mut self, started: &Result<Run, StartError>) {
-        let fault = started.as_ref().err().and_then(TransactionError::fault);
+        let fault = started.as_ref().err().and_then(TransactionError::db_error);
         let may_be_stored = fault.is_some_and(DbError::may_be_committed) && self.written.is_set();
         self.is_settled = !may_be_stored;
     }
@@ -317,11 +354,11 @@ impl Runs {
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn follow(&self, run: &Run) -> DbResult<Option<Follower>> {
+    pub async fn follow(&self, run: &Run) -> DbResult<Option<FollowingClient>> {
         if run.request.followers.is_empty() {
             return Ok(None);
         }
-        let follower = Follower::new(&self.core, run.id);
+        let follower = FollowingClient::new(&self.core, run.id);
         // The process that takes the run up may be this one, and finds itself among the followers then.
         if self.note_follower(run).await? {
             self.cancel_unless_followed(run.id);
@@ -353,6 +390,35 @@ impl Runs {
                 run.request.followers.push(own);
                 db::runs::set_request(tx, id, &run.request, now).await?;
                 DbResult::Ok(true)
+            })
+        });
+        write.await
+    }
+
+    /// Corrects whether the request of a run names this process.
+    async fn correct_followers(&self, thread: ThreadId, run: RunId) -> DbResult<()> {
+        let core = Arc::clone(&self.core);
+        let now = core.clock.now();
+        let write = write_while_busy(&self.core.db, move |tx| {
+            Box::pin(async move {
+                // The run does not end in between.
+                db::threads::lock(tx, thread).await?;
+                let named = db::runs::followers(tx, run).await?;
+                let mut followers = others_with_lease(tx, &named, core.id).await?;
+                // A client may have come, or the others may have left, since the look.
+                let is_here = core.unfollowed.is_followed_here(run);
+                if !FoundFollowers::of(named.contains(&core.id), is_here, !followers.is_empty()).is_outdated {
+                    return Ok(());
+                }
+                let Some(mut found) = db::runs::find(tx, thread, run).await? else {
+                    return Ok(());
+                };
+                if is_here {
+                    followers.push(core.id);
+                }
+                found.request.followers = followers;
+                db::runs::set_request(tx, run, &found.request, now).await?;
+                DbResult::Ok(())
             })
         });
         write.await
@@ -398,11 +464,18 @@ impl Runs {
         });
         let (mut found, followed) = read.await?;
         let mut left_alone = BTreeSet::new();
-        for (run, following) in followed {
-            tracing::debug!(%run, ?following, "looked for the followers of a run");
+        let mut outdated = BTreeSet::new();
+        for (run, FoundFollowers { following, is_outdated }) in followed {
+            tracing::debug!(%run, ?following, is_outdated, "looked for the followers of a run");
+            if is_outdated {
+                outdated.insert(run);
+            }
             if !self.core.unfollowed.note_followers(run, following) {
                 left_alone.insert(run);
             }
+        }
+        for (run, thread) in found.iter().filter(|(run, _)| outdated.contains(run)) {
+            self.correct_followers(*thread, *run).await?;
         }
         due.retain(|(run, _)| !left_alone.contains(run));
         found.retain(|(run, _)| !left_alone.contains(run));
@@ -422,18 +495,21 @@ impl Runs {
     }
 }
 
-/// Returns the processes with followers of a run. `own` is this process, and `is_here` says whether clients follow the run at it.
-async fn following(tx: &mut Tx<'_>, run: RunId, own: WorkerId, is_here: bool) -> DbResult<Following> {
-    let mut followers = db::runs::followers(tx, run).await?;
-    if followers.is_empty() {
-        return Ok(Following::Settled);
+/// Looks for the followers of a run. `own` is this process, and `is_here` says whether clients follow the run at it.
+async fn following(tx: &mut Tx<'_>, run: RunId, own: WorkerId, is_here: bool) -> DbResult<FoundFollowers> {
+    let named = db::runs::followers(tx, run).await?;
+    if named.is_empty() {
+        return Ok(FoundFollowers::SETTLED);
     }
-    // They may have left.
-    followers.retain(|follower| *follower != own);
-    Ok(match is_here || !with_lease(tx, &followers).await?.is_empty() {
-        true => Following::Somewhere,
-        false => Following::Nowhere,
-    })
+    let others = others_with_lease(tx, &named, own).await?;
+    Ok(FoundFollowers::of(named.contains(&own), is_here, !others.is_empty()))
+}
+
+/// Returns the workers among these that have a valid lease, without this process.
+async fn others_with_lease(tx: &mut Tx<'_>, workers: &[WorkerId], own: WorkerId) -> DbResult<Vec<WorkerId>> {
+    let mut alive = with_lease(tx, workers).await?;
+    alive.retain(|worker| *worker != own);
+    Ok(alive)
 }
 
 /// Returns the workers among these that have a valid lease.
@@ -559,7 +635,7 @@ mod tests {
         let unfollowed = UnfollowedRuns::default();
         let run = RunId::mint();
         unfollowed.add_left(run);
-        unfollowed.enter(run);
+        unfollowed.add_client(run);
         unfollowed.leave(run);
         tokio::time::advance(REJOIN).await;
         assert!(!unfollowed.note_followers(run, Following::Nowhere));
@@ -569,13 +645,28 @@ mod tests {
     }
 
     #[test]
+    fn a_process_without_followers_is_not_named_unless_it_is_the_last_one() {
+        let outdated = |is_named, is_here, are_others| FoundFollowers::of(is_named, is_here, are_others).is_outdated;
+        assert!(outdated(true, false, true), "others are left");
+        assert!(
+            !outdated(true, false, false),
+            "it is the last one, which cancels the run"
+        );
+        assert!(!outdated(true, true, true));
+        assert!(outdated(false, true, true), "a client came when it was taken off");
+        assert!(!outdated(false, false, true));
+        assert_eq!(FoundFollowers::of(true, false, false).following, Following::Nowhere);
+    }
+
+    #[test]
     fn a_run_is_followed_here_until_the_last_client_has_left() {
         let unfollowed = UnfollowedRuns::default();
         let run = RunId::mint();
-        unfollowed.enter(run);
-        unfollowed.enter(run);
+        unfollowed.add_client(run);
+        unfollowed.add_client(run);
         unfollowed.leave(run);
         assert_eq!(unfollowed.followed_here(), BTreeSet::from([run]));
+        assert!(unfollowed.is_followed_here(run));
         unfollowed.leave(run);
         assert!(unfollowed.followed_here().is_empty());
     }

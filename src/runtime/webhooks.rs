@@ -163,7 +163,7 @@ impl Webhooks {
         Some(delivery)
     }
 
-    /// Stores the report about a run that was cancelled before it began, or that ends without the process that works on it.
+    /// Stores the report about a run that was cancelled before it began, or that another process ends.
     pub(super) async fn report_withdrawn(&self, tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
         if run.request.webhook().is_none() {
             return Ok(());

@@ -74,7 +74,7 @@ impl ConfinedCommand {
     /// Returns the command of a plan. `temporary` is the directory for temporary files, if it is not `/tmp`.
     pub(super) fn of(plan: &CommandPlan, temporary: Option<&Path>) -> Self {
         let (directory, readable, mut writable) = match plan.layer {
-            // What is there was chosen by the mounts.
+            // The mounts have chosen the files that are there.
             SandboxLayer::Bwrap => (
                 PathBuf::from(WORKSPACE),
                 vec![PathBuf::from("/")],
@@ -144,7 +144,7 @@ impl ConfinedCommand {
         }
         // Less of the processor is a courtesy, no protection.
         let _ = setpriority_process(None, NICENESS);
-        // Where the kernel shares the processor between sessions, niceness counts within one only. A command, which has a
+        // On kernels that share the processor between sessions, niceness counts within one only. A command, which has a
         // session of its own, would keep its supervisor from running if it started processes all the time, and root has
         // no limit of processes.
         let _ = fs::write(AUTOGROUP, NICENESS.to_string());
@@ -155,7 +155,7 @@ impl ConfinedCommand {
         self.restrict_files()?;
         drop_capabilities()?;
         let sockets = match (self.layer, self.has_network) {
-            // Those that it can reach are its own.
+            // The sockets that it can reach are its own.
             (SandboxLayer::Bwrap, _) => SocketRule::InternetAndUnix,
             // A socket of a file may belong to a database or a container engine.
             (SandboxLayer::Landlock, true) => SocketRule::Internet,
@@ -184,7 +184,7 @@ impl ConfinedCommand {
             ),
         ];
         for (resource, most) in limits {
-            // What is limited already may be limited further only.
+            // A limit that exists already can only be lowered.
             let most = rustix::process::getrlimit(resource)
                 .maximum
                 .map_or(most, |given| given.min(most));
@@ -219,7 +219,7 @@ impl ConfinedCommand {
         let all = AccessFs::from_all(FILES);
         let read = AccessFs::from_read(FILES);
         let rules = |paths: &[PathBuf], rights: BitFlags<AccessFs>| {
-            // What is not there cannot be used.
+            // A path that does not exist cannot be used.
             let open = paths
                 .iter()
                 .filter_map(|path| Some((path.clone(), PathFd::new(path).ok()?)));

@@ -73,7 +73,7 @@ pub struct CommandPlan {
     pub shell: PathBuf,
     /// The command.
     pub command: String,
-    /// The directory in which it starts, the only one of the disk that it may change.
+    /// The directory in which the command starts: the only one of the disk that the command may change.
     pub directory: PathBuf,
     /// True if it may not change that directory either.
     pub is_read_only: bool,
@@ -199,7 +199,7 @@ pub fn try_layer(program: &Path, layer: SandboxLayer) -> Result<(), String> {
         .stderr(Stdio::piped())
         .spawn();
     let mut supervisor = spawned.map_err(|error| format!("{} cannot be started: {error}", program.display()))?;
-    // It is closed when both pipes have been read: the command has ended then.
+    // Its standard input is closed when both pipes have been read: the command has ended then.
     let input = supervisor.stdin.as_mut().map(|input| input.write_all(line.as_bytes()));
     input
         .transpose()

@@ -93,8 +93,8 @@ fn temporary_directory(plan: &CommandPlan) -> Result<Option<tempfile::TempDir>, 
     }
 }
 
-/// Starts the process that will be the shell. It says on `status` that it has given up its rights, and its other output
-/// is that of the command.
+/// Starts the process that will be the shell. The process reports on `status` that it has given up its rights; its
+/// other output is the output of the command.
 fn spawn(plan: &CommandPlan, status: impl Into<Stdio>) -> Result<Child, String> {
     let output = stderr()
         .as_fd()

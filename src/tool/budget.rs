@@ -301,7 +301,7 @@ impl Budget {
     }
 
     /// The maximum depth of agents below this one.
-    pub fn floor(&self) -> u32 {
+    pub fn max_depth(&self) -> u32 {
         self.max_depth
     }
 

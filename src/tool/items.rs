@@ -31,11 +31,11 @@ pub trait Items: Send + Sync {
     /// When the item is invalid, or the embedding model fails.
     async fn draft(&self, item: NewItem) -> Result<PreparedItem, Failure>;
 
-    /// Returns the keys of the items in exactly this namespace, in order, up to `most`.
+    /// Returns the keys of the items in exactly this namespace that are the path `at` or below it, in order, up to `most`.
     ///
     /// # Errors
     /// When the Store cannot be read.
-    async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure>;
+    async fn keys(&self, namespace: Namespace, at: String, most: usize) -> Result<Vec<String>, Failure>;
 
     /// Returns what is known of the files in the items with these keys, in exactly this namespace, without reading more
     /// than it has to. Items that are no files are left out, and so are those that would take too much reading.
@@ -119,10 +119,13 @@ impl Items for InMemoryItems {
             .map_err(|error| Failure::new("InvalidItemError", error.to_string()))
     }
 
-    async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure> {
+    async fn keys(&self, namespace: Namespace, at: String, most: usize) -> Result<Vec<String>, Failure> {
         let items = self.0.lock().expect("the lock is never poisoned");
         let within = items.iter().filter(|item| item.address.namespace == namespace);
-        let mut keys: Vec<String> = within.map(|item| item.address.key.clone()).collect();
+        let keys = within.map(|item| item.address.key.clone());
+        let mut keys: Vec<String> = keys
+            .filter(|key| *key == at || crate::domain::path::below(key, &at).is_some())
+            .collect();
         keys.sort();
         keys.truncate(most);
         Ok(keys)

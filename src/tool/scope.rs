@@ -59,7 +59,7 @@ pub struct Scope {
     pub ownership: Ownership,
     /// The run of the main agent, which is the run that clients see.
     pub run: RunId,
-    /// Where the work of the run comes from.
+    /// The origin of the work of the run.
     pub origin: RunOrigin,
     /// The assistant of the run.
     pub assistant: AssistantId,

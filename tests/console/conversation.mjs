@@ -1,6 +1,6 @@
 // A conversation: tokens by agent, tool calls with their arguments and results, the tree of agents, todos and files.
 
-import { assert, call, calls, play, says, script, task } from "./harness.mjs";
+import { ask, assert, call, calls, play, says, script, task } from "./harness.mjs";
 import { looks } from "./looks.mjs";
 
 const slow = (text, more = {}) => JSON.stringify({ script: [...(more.before ?? []), says(text)], delay_ms: 60, first_ms: 250 });
@@ -68,11 +68,35 @@ await play(async (tab) => {
   await tab.sees("The run was stopped.");
   await page.getByRole("article", { name: "main-agent" }).last().getByText("never ending").waitFor();
 
-  // A message in the meantime waits for its turn.
-  await send(JSON.stringify({ script: [says("one after the other ".repeat(10))], delay_ms: 60 }));
+  // So can what waits behind it: here in the page, and after a reload at the server. These answers last for minutes, unless
+  // their runs are cancelled.
+  const runs = `/threads/${new URLSearchParams(new URL(page.url()).hash.split("?")[1]).get("thread")}/runs`;
+  const unfinished = async () => (await ask("GET", `${runs}?limit=100`)).filter((run) => ["pending", "running"].includes(run.status));
+  const endless = (text) => JSON.stringify({ script: [says(`${text} `.repeat(1_000))], delay_ms: 60 });
+  for (const [text, isReloaded] of [["on and on", false], ["over and over", true]]) {
+    await send(endless(text));
+    const streaming = page.locator(".streaming").getByText(text);
+    await streaming.waitFor();
+    if (isReloaded) {
+      await page.reload();
+      await streaming.waitFor();
+    }
+    await send(`not after ${text}`);
+    await tab.sees("1 queued.");
+    await tab.button("Stop").click();
+    await tab.gone(page.locator(".composer-note"));
+    while ((await unfinished()).length > 0);
+    await tab.until("the run is over", () => document.querySelector(".thread-head .status")?.dataset.status !== "busy");
+  }
+  assert.equal(await page.getByText(/^echo: not after/).count(), 0);
+
+  // Otherwise a message in the meantime waits for its turn.
+  await send(endless("one after the other"));
   await page.locator(".streaming").getByText("one after the other").waitFor();
   await send("the next one");
   await tab.sees("1 queued.");
+  const [working] = await unfinished();
+  await ask("POST", `${runs}/${working.run_id}/cancel`, {});
   await tab.sees("echo: the next one");
 
   // A failed run says why, and can be tried again.

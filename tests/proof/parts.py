@@ -32,16 +32,31 @@ async def listens(port):
     return True
 
 
+def cpu_seconds(process):
+    """Returns the processor time of a process and its living children."""
+    ticks = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(folder.name) == process or int(fields[1]) == process:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Part:
     """A process that the driver starts, kills and stops."""
 
-    def __init__(self, name, command, port, log, user=None, env=None):
+    def __init__(self, name, command, port, log, user=None, env=None, stop_signal=signal.SIGTERM):
         self.name = name
         self.command = [str(word) for word in command]
         self.port = port
         self.log = log
         self.user = user
         self.env = env
+        # Asks the process to end in good order.
+        self.stop_signal = stop_signal
         self.process = None
 
     async def start(self):
@@ -120,7 +135,8 @@ def postgres(folder, programs, port):
     command += ["-c", "fsync=off", "-c", "max_connections=200"]
     log = folder / "postgres.log"
     log.touch()
-    return Part("postgres", command, port, log, user=user)
+    # With SIGTERM it would wait until the last client has left.
+    return Part("postgres", command, port, log, user=user, stop_signal=signal.SIGINT)
 
 
 CONFIGURATION = """\

@@ -35,12 +35,15 @@ export function useFeed(): { feed: Feed; threadId: string } {
 
 /**
  * Cancels what runs and waits on a thread. The hook's own `stop` knows only the runs that it has started, and it would not
- * follow the end of the run.
+ * follow the end of the run. The messages that wait in the hook are not sent when the run has ended.
  */
 async function cancelRuns(threadId: string): Promise<void> {
   const { runs } = sdk();
-  const lists = await Promise.all((["pending", "running"] as const).map((status) => runs.list(threadId, { status, limit: 100 })));
-  await Promise.all(lists.flat().map((run) => runs.cancel(threadId, run.run_id)));
+  // What waits would begin as soon as the run that works has ended.
+  for (const status of ["pending", "running"] as const) {
+    const found = await runs.list(threadId, { status, limit: 100 });
+    await Promise.all(found.map((run) => runs.cancel(threadId, run.run_id)));
+  }
 }
 
 interface Properties {
@@ -127,7 +130,10 @@ function Connected({ threadId, assistantId, first, onFirst, children, onForeignR
     queued: queue.size,
     say: (text) => void stream.submit({ messages: [{ type: "human", content: text }] }, { multitaskStrategy: "enqueue" }),
     goOn: (checkpointId) => stream.submit(null, checkpointId ? { forkFrom: checkpointId } : {}),
-    stop: () => void cancelRuns(threadId),
+    stop: () => {
+      void queue.clear();
+      void cancelRuns(threadId);
+    },
   };
   const context = useMemo(() => ({ feed, threadId }), [feed, threadId]);
   return <FeedContext.Provider value={context}>{children(session)}</FeedContext.Provider>;

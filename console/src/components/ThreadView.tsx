@@ -3,10 +3,11 @@ import { type ReactNode, useCallback, useEffect, useRef, useState } from "react"
 
 import { request, sdk } from "../api/client";
 import { actionsOf, type Interrupt } from "../api/interrupts";
-import { type ThreadStorage, useThread, useThreadInterrupts } from "../api/threads";
+import { type ThreadStorage, useRuns, useThread, useThreadInterrupts } from "../api/threads";
 import type { JsonObject } from "../api/types";
 import { useAgents } from "../lib/feed";
-import { bytes, count } from "../lib/format";
+import { bytes, count, plural } from "../lib/format";
+import { leftMessages } from "../lib/messages";
 import { navigate, setQuery, useLocation } from "../lib/router";
 import { AgentTree } from "./AgentTree";
 import { Composer } from "./Composer";
@@ -189,6 +190,20 @@ function Details({ threadId }: { threadId: string }) {
   );
 }
 
+/** Tells that the conversation shows only the newer part of the thread. */
+function LeftMessages({ left, onTimeline }: { left: number; onTimeline: () => void }) {
+  return (
+    <div className="notice">
+      <span className="notice-text">
+        {plural(left, "earlier message")} {left === 1 ? "has" : "have"} left the state. A summary stands for {left === 1 ? "it" : "them"}, and earlier checkpoints have {left === 1 ? "it" : "them"}.
+      </span>
+      <Button small icon="replay" onClick={onTimeline}>
+        Timeline
+      </Button>
+    </div>
+  );
+}
+
 function View({ session, agentName, header }: { session: Session; agentName: string; header: ReactNode }) {
   const { threadId, isLoading } = session;
   const { query } = useLocation();
@@ -199,6 +214,10 @@ function View({ session, agentName, header }: { session: Session; agentName: str
   const thread = useThread(threadId);
   const interrupts = useThreadInterrupts(threadId);
   const waiting = interrupts.data ?? [];
+  // The session counts what this page has sent. What was sent before a reload, or elsewhere, waits at the server.
+  const runs = useRuns(threadId, isLoading).data ?? [];
+  const waitingRuns = runs.some((run) => run.status === "running") ? runs.filter((run) => run.status === "pending").length : 0;
+  const left = leftMessages(session.values);
   const { scroller, content } = useStickToEnd();
   const goOn = useCallback((checkpointId: string) => session.goOn(checkpointId), [session]);
   const failed = (thread.data as unknown as { error?: { error: string; message: string } | null } | undefined)?.error;
@@ -219,7 +238,10 @@ function View({ session, agentName, header }: { session: Session; agentName: str
                 Write a message below. What each agent says and does is shown here while it happens.
               </EmptyState>
             ) : (
-              <MessageList messages={session.messages} agentName={agentName} />
+              <>
+                {left > 0 && <LeftMessages left={left} onTimeline={() => choose("timeline")} />}
+                <MessageList messages={session.messages} agentName={agentName} />
+              </>
             )}
             {waiting.map((interrupt) => (
               <InterruptCard key={interrupt.id} interrupt={interrupt} />
@@ -243,7 +265,7 @@ function View({ session, agentName, header }: { session: Session; agentName: str
         </div>
         <Composer
           isBusy={isLoading}
-          queued={session.queued}
+          queued={session.queued + waitingRuns}
           placeholder={`Message to ${agentName}`}
           note={waiting.length > 0 && !isLoading ? "A question is open above. A message instead of an answer drops it." : undefined}
           onSend={session.say}

@@ -14,7 +14,8 @@ import { fileText, StateView } from "./StateView";
 import { Badge, Button, classes, CopyId, Dialog, EmptyState, ErrorNotice, Field, Loading, Time } from "./ui";
 
 const PAGE = 20;
-const signs = { added: "+", removed: "−", changed: "~" };
+const signs = { added: "+", removed: "−", changed: "~", left: "−" };
+const words = { added: "added", removed: "removed", changed: "changed", left: "has left the state" };
 
 /** A message of a state in a line. */
 function messageLine(value: Json | undefined): { role: string; text: string } | undefined {
@@ -57,8 +58,9 @@ const ChangeView = memo(function ChangeView({ change }: { change: Change }) {
         <span className="change-sign" aria-hidden="true">
           {signs[kind]}
         </span>
-        <span className="visually-hidden">{kind} </span>
+        <span className="visually-hidden">{words[kind]} </span>
         <span className="mono change-path">{path}</span>
+        {kind === "left" && <Badge>left</Badge>}
         {message && <Badge>{message.role}</Badge>}
         <span className="truncate muted">{message ? message.text : isFile ? "" : kind === "changed" ? `${brief(before)} → ${brief(after)}` : brief(after ?? before)}</span>
       </button>

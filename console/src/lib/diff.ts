@@ -1,10 +1,12 @@
 // What has changed from one state to the next.
 import type { Json, JsonObject } from "../api/types";
+import { leftMessages } from "./messages";
 
 export interface Change {
   /** `messages[3]`, `files./notes.md`, `todos[0].status`. */
   path: string;
-  kind: "added" | "removed" | "changed";
+  /** Messages have left if a summary stands for them and the state had no room: nobody has removed them. */
+  kind: "added" | "removed" | "changed" | "left";
   before?: Json;
   after?: Json;
 }
@@ -63,7 +65,11 @@ export function diff(before: JsonObject | undefined, after: JsonObject): Change[
     const empty = Array.isArray(now) ? [] : isObject(now) ? {} : undefined;
     compare(name, old[name] ?? empty, now, changes);
   }
-  return changes;
+  // The oldest leave, in their order.
+  const gone = leftMessages(after) - leftMessages(before);
+  if (gone <= 0) return changes;
+  const places = new Set(Array.from({ length: gone }, (_, index) => `messages[${index}]`));
+  return changes.map((change): Change => (change.kind === "removed" && places.has(change.path) ? { ...change, kind: "left" } : change));
 }
 
 export interface Line {

@@ -95,6 +95,14 @@ export function messageOfSdk(message: BaseMessage): Message {
   return made;
 }
 
+/** The number of messages that have left a state: a summary stands for them, and earlier checkpoints have them. */
+export function leftMessages(values: JsonObject | undefined): number {
+  const summarization = values?.["summarization"];
+  if (typeof summarization !== "object" || summarization === null || Array.isArray(summarization)) return 0;
+  const left = summarization["left_messages"];
+  return typeof left === "number" ? left : 0;
+}
+
 /** The messages of a state. */
 export function messagesOfValues(values: unknown): Message[] {
   const messages = (values as { messages?: unknown } | null | undefined)?.messages;

@@ -82,7 +82,7 @@ impl Draft {
         }
     }
 
-    /// Returns its files with its permissions, for the tools that read them while it works.
+    /// Returns the files of the agent with its permissions, for tools that read them during their calls.
     pub(super) fn files(&self, sandboxes: &SandboxServices) -> AgentFiles {
         AgentFiles::new(self.workspace(sandboxes), &FileRules::new(&self.spec.permissions))
     }
@@ -91,7 +91,7 @@ impl Draft {
     pub(super) fn execute(&self, commands: &CommandLauncher, sandboxes: &SandboxServices) -> Option<Arc<dyn Tool>> {
         let settings = self.spec.execute.settings()?;
         let workspace = self.spec.workspace.of_commands()?;
-        if let Some(place) = place(workspace, sandboxes) {
+        if let Some(place) = sandbox_place(workspace, sandboxes) {
             return Some(Arc::new(ExecuteTool::new(
                 Arc::new(SandboxCommands::new(place)),
                 settings,
@@ -103,7 +103,7 @@ impl Draft {
     }
 
     /// Returns the policies of its skills and its memory.
-    pub(super) fn knowledge(&self, sandboxes: &SandboxServices) -> Vec<Arc<dyn Middleware>> {
+    pub(super) fn skill_and_memory_policies(&self, sandboxes: &SandboxServices) -> Vec<Arc<dyn Middleware>> {
         let own = self.own_files();
         let workspace = self.workspace(sandboxes);
         let has_files = self.spec.files == definition::Workspace::State;
@@ -138,7 +138,7 @@ fn with_thread_folders(definition: &WorkspaceDefinition, sandboxes: &SandboxServ
         // Invalid paths were refused when the definition was read.
         Some(FileRoute {
             prefix: normalise(path).ok()?,
-            workspace: single(route, sandboxes),
+            workspace: plain_workspace(route, sandboxes),
             is_relative: route.kind != WorkspaceKind::State,
             is_listed: true,
         })
@@ -147,9 +147,9 @@ fn with_thread_folders(definition: &WorkspaceDefinition, sandboxes: &SandboxServ
         WorkspaceKind::Composite => definition
             .default
             .as_deref()
-            .map_or_else(|| Arc::new(StateFiles) as Arc<_>, |own| single(own, sandboxes)),
+            .map_or_else(|| Arc::new(StateFiles) as Arc<_>, |own| plain_workspace(own, sandboxes)),
         WorkspaceKind::State | WorkspaceKind::Disk | WorkspaceKind::Store | WorkspaceKind::Sandbox => {
-            single(definition, sandboxes)
+            plain_workspace(definition, sandboxes)
         }
     };
     Arc::new(RoutedFiles::new(default, own.chain(routes).collect()))
@@ -168,14 +168,14 @@ fn disk(definition: &WorkspaceDefinition) -> Option<DiskFiles> {
 }
 
 /// Returns the place of the sandbox of a workspace; none of another kind.
-fn place(definition: &WorkspaceDefinition, sandboxes: &SandboxServices) -> Option<SandboxPlace> {
+fn sandbox_place(definition: &WorkspaceDefinition, sandboxes: &SandboxServices) -> Option<SandboxPlace> {
     let service = definition.sandbox.as_deref()?;
     sandboxes.place(service, definition.scope.unwrap_or_default())
 }
 
-/// Returns a workspace that is no composite one.
-fn single(definition: &WorkspaceDefinition, sandboxes: &SandboxServices) -> Arc<dyn FileWorkspace> {
-    if let Some(place) = place(definition, sandboxes) {
+/// Returns a workspace without routes to others.
+fn plain_workspace(definition: &WorkspaceDefinition, sandboxes: &SandboxServices) -> Arc<dyn FileWorkspace> {
+    if let Some(place) = sandbox_place(definition, sandboxes) {
         return Arc::new(SandboxFiles::new(place));
     }
     // Missing roots and invalid templates were refused when the definition was read.

@@ -143,7 +143,7 @@ fn agent(name: String, limits: Limits, node: &'static str, declared: DeclaredFie
         declared,
         is_fork: false,
         shares: SharedState::default(),
-        // Those of an agent of another server are named there.
+        // The server of a remote agent names its approvers.
         approvers: Approvers::default(),
         display_text: None,
         initial: vec![],

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::choices::Choices;
 use crate::agent::Agent;
-use crate::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt, SubagentDefinition};
+use crate::definition::{AgentDefinition, ContextScoping, DefinitionDigest, OnPendingInterrupt, SubagentDefinition};
 use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
 use crate::domain::identity::Tenant;
@@ -45,7 +45,7 @@ pub struct RegisteredAgent {
     /// Its name in streams.
     pub name: String,
     /// The digest of its definition.
-    pub digest: Digest,
+    pub digest: DefinitionDigest,
     /// Its default assistant.
     pub assistant: AssistantId,
     /// The effect of an ordinary message on a pending interrupt.
@@ -205,7 +205,7 @@ impl RegisteredAgent {
 
     /// Returns the agent with the digest under which its definition is stored.
     #[must_use]
-    pub fn stored_as(&self, digest: &Digest) -> Self {
+    pub fn stored_as(&self, digest: &DefinitionDigest) -> Self {
         Self {
             digest: digest.clone(),
             ..self.clone()
@@ -213,7 +213,7 @@ impl RegisteredAgent {
     }
 
     /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server
-    /// named it. An agent that is itself one of that server is returned whatever its callers name it.
+    /// named it. If this agent itself is an agent of that server, it is returned under every name.
     pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
         let is_named = |subagent: &SubagentDefinition| self.agent().remote().is_some() || subagent.name == name;
         let is_it = |subagent: &&SubagentDefinition| is_named(subagent) && subagent.url.as_deref() == Some(url);

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Agent, Breakpoints, ExitReason, Loop, LoopOutcome, PendingWrite, StateSize, identified};
+use super::{Agent, Breakpoints, ExitReason, Loop, LoopOutcome, PendingWrite, identified};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
@@ -28,6 +28,7 @@ use crate::domain::message::Message;
 use crate::domain::run::Lineage;
 use crate::domain::size::SizeLimits;
 use crate::domain::state::{State, Update};
+use crate::domain::state_size::StateSize;
 use crate::domain::time::{ManualClock, Timestamp};
 use crate::domain::trace::TraceScope;
 use crate::tool::background::NoTasks;

@@ -7,7 +7,7 @@ use anyhow::Context;
 
 use super::super::mcp_logins::ServerLogins;
 use super::super::{database_limits, definitions, mcp_servers_environment, peers};
-use super::{Finding, PlannedCheck};
+use super::{CheckOutcome, PlannedCheck};
 use crate::config::{Config, DatabaseUrl};
 use crate::db::inspection::inspect_logins;
 use crate::db::{DbError, DbLimits};
@@ -64,16 +64,16 @@ pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Ve
 }
 
 /// Returns the finding about a server that did not list its tools. The reason continues a sentence.
-fn unavailable(definition: &ServerDefinition, reason: &str) -> Finding {
+fn unavailable(definition: &ServerDefinition, reason: &str) -> CheckOutcome {
     match definition {
         ServerDefinition::Mcp(server) => {
             let advice = "check its `command`, `args` and `env`, or its `url` and `headers`";
             match server.required {
-                true => Finding::fail(format!("the server {reason}"), advice),
-                false => Finding::warn(format!("the server {reason}; runs go on without its tools"), advice),
+                true => CheckOutcome::fail(format!("the server {reason}"), advice),
+                false => CheckOutcome::warn(format!("the server {reason}; runs go on without its tools"), advice),
             }
         }
-        ServerDefinition::Http(_) => Finding::fail(
+        ServerDefinition::Http(_) => CheckOutcome::fail(
             format!("the server {reason}"),
             "check that the service runs, and its `url` and `headers`",
         ),
@@ -81,19 +81,19 @@ fn unavailable(definition: &ServerDefinition, reason: &str) -> Finding {
 }
 
 /// Finds out whether an operator has logged in to a server. The server is not asked: its token is encrypted.
-async fn find_login(url: DatabaseUrl, limits: DbLimits, server: String, address: String) -> Finding {
+async fn find_login(url: DatabaseUrl, limits: DbLimits, server: String, address: String) -> CheckOutcome {
     let key = LoginKey::new(None, &server);
     let advice = format!("run `{}`", key.login_command());
     let logins = match inspect_logins(url.expose(), limits).await {
         Ok(logins) => logins,
         Err(error @ DbError::InUse { .. }) => {
-            return Finding::warn(
+            return CheckOutcome::warn(
                 format!("it cannot be looked up whether an operator has logged in: {error}"),
                 "fine if that is this server, whose log says so when an agent needs a login that nobody has made",
             );
         }
         Err(error) => {
-            return Finding::fail(
+            return CheckOutcome::fail(
                 format!("it cannot be looked up whether an operator has logged in: {error}"),
                 "correct what the check of the database says",
             );
@@ -103,26 +103,26 @@ async fn find_login(url: DatabaseUrl, limits: DbLimits, server: String, address:
     let now = SystemClock.now();
     let Some(login) = of_server.clone().find(|login| login.key == key) else {
         return match of_server.next() {
-            Some(_) => Finding::warn("an operator has logged in for some tenants only", advice),
-            None => Finding::fail("no operator has logged in", advice),
+            Some(_) => CheckOutcome::warn("an operator has logged in for some tenants only", advice),
+            None => CheckOutcome::fail("no operator has logged in", advice),
         };
     };
     match login.problem(&address, now) {
-        Some(problem) => Finding::fail(problem, advice),
-        None => Finding::ok(format!(
+        Some(problem) => CheckOutcome::fail(problem, advice),
+        None => CheckOutcome::ok(format!(
             "logged in since {}; it was not called",
             login.logged_in_at.to_second()
         )),
     }
 }
 
-fn describe_tools(server: &str, listed: &[String], wanted: &BTreeSet<String>) -> Finding {
+fn describe_tools(server: &str, listed: &[String], wanted: &BTreeSet<String>) -> CheckOutcome {
     let Some(missing) = wanted.iter().find(|tool| !listed.contains(tool)) else {
         let tools = match listed.len() {
             1 => "1 tool".to_owned(),
             count => format!("{count} tools"),
         };
-        return Finding::ok(format!("lists {tools}"));
+        return CheckOutcome::ok(format!("lists {tools}"));
     };
     let meant = nearest(missing, listed.iter().map(String::as_str));
     let advice = match meant {
@@ -130,7 +130,7 @@ fn describe_tools(server: &str, listed: &[String], wanted: &BTreeSet<String>) ->
         None => format!("it lists: {}", listed.join(", ")),
     };
     let message = format!("agents name `{server}/{missing}`, which the server does not list or which is disabled");
-    Finding::fail(message, advice)
+    CheckOutcome::fail(message, advice)
 }
 
 fn named_tools(config: &Config, servers: &OwnedServers) -> NamedTools {
@@ -187,23 +187,23 @@ pub(super) fn remote_agents(config: &Config, shutdown: &Shutdown) -> anyhow::Res
     Ok(planned)
 }
 
-async fn find_agent(peers: &Peers, headers: &Headers, graph_id: &str, url: &str) -> Finding {
+async fn find_agent(peers: &Peers, headers: &Headers, graph_id: &str, url: &str) -> CheckOutcome {
     let advice = "start the other server, or correct the `url` and `headers` of the agent";
     let peer = match peers.peer(url, &headers.0, true) {
         Ok(peer) => peer,
-        Err(error) => return Finding::fail(error.to_string(), advice),
+        Err(error) => return CheckOutcome::fail(error.to_string(), advice),
     };
     let place = peer.display_url();
     if let Err(error) = peer.info().await {
-        return Finding::fail(format!("the server {place} cannot be used: {error}"), advice);
+        return CheckOutcome::fail(format!("the server {place} cannot be used: {error}"), advice);
     }
     match peer.has_agent(graph_id).await {
-        Ok(true) => Finding::ok(format!("the server {place} has the agent `{graph_id}`")),
-        Ok(false) => Finding::fail(
+        Ok(true) => CheckOutcome::ok(format!("the server {place} has the agent `{graph_id}`")),
+        Ok(false) => CheckOutcome::fail(
             format!("the server {place} has no agent `{graph_id}`"),
             "correct the `graph_id` of the agent",
         ),
-        Err(error) => Finding::warn(
+        Err(error) => CheckOutcome::warn(
             format!("the server {place} answers, but its agents could not be listed: {error}"),
             "check the `headers` of the agent",
         ),

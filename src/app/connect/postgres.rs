@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Finding, PlannedCheck};
+use super::{CheckOutcome, PlannedCheck};
 use crate::app::{database_address, database_limits};
 use crate::config::{Config, DatabaseUrl};
 use crate::db::postgres_checks::{ClockDifference, check_address, clock_difference, count_connections, keeps_sessions};
@@ -45,43 +45,43 @@ pub(super) fn plan(config: &Config) -> Vec<PlannedCheck> {
     checks
 }
 
-async fn check_pooler(address: DbAddress, limits: DbLimits) -> Finding {
+async fn check_pooler(address: DbAddress, limits: DbLimits) -> CheckOutcome {
     match check_address(&address, limits).await {
-        Ok(()) => Finding::ok("the pooler leads to the same database as `direct_url`"),
-        Err(error) => Finding::fail(
+        Ok(()) => CheckOutcome::ok("the pooler leads to the same database as `direct_url`"),
+        Err(error) => CheckOutcome::fail(
             error.to_string(),
             "set `url` in [storage] to the pooler, and `direct_url` to the Postgres behind it",
         ),
     }
 }
 
-async fn check_clock(url: DatabaseUrl, limits: DbLimits) -> Finding {
+async fn check_clock(url: DatabaseUrl, limits: DbLimits) -> CheckOutcome {
     match clock_difference(url.expose(), limits, &SystemClock).await {
         Ok(difference) => describe_clock(difference),
         Err(error) => not_looked_at(&error),
     }
 }
 
-fn describe_clock(difference: ClockDifference) -> Finding {
+fn describe_clock(difference: ClockDifference) -> CheckOutcome {
     let seconds = difference.size.as_secs_f64();
     let direction = if difference.is_ahead { "ahead of" } else { "behind" };
     let message = format!("the clock of the database is {seconds:.3} s {direction} the clock of this machine");
     if difference.size <= MAX_CLOCK_DIFFERENCE + difference.round_trip {
-        return Finding::ok(message);
+        return CheckOutcome::ok(message);
     }
-    Finding::warn(
+    CheckOutcome::warn(
         message,
         "synchronise both clocks (NTP): crons, jobs and the expiry of tokens follow the clock of this machine",
     )
 }
 
-async fn check_connections(url: DatabaseUrl, limits: DbLimits, needed: i64) -> Finding {
+async fn check_connections(url: DatabaseUrl, limits: DbLimits, needed: i64) -> CheckOutcome {
     match count_connections(url.expose(), limits).await {
-        Ok(count) if count.free >= needed => Finding::ok(format!(
+        Ok(count) if count.free >= needed => CheckOutcome::ok(format!(
             "{} of {} are free; this server takes up to {needed}",
             count.free, count.maximum
         )),
-        Ok(count) => Finding::warn(
+        Ok(count) => CheckOutcome::warn(
             format!(
                 "{} of {} are free, but this server takes up to {needed}",
                 count.free, count.maximum
@@ -92,10 +92,10 @@ async fn check_connections(url: DatabaseUrl, limits: DbLimits, needed: i64) -> F
     }
 }
 
-async fn check_sessions(url: DatabaseUrl, limits: DbLimits) -> Finding {
+async fn check_sessions(url: DatabaseUrl, limits: DbLimits) -> CheckOutcome {
     match keeps_sessions(url.expose(), limits).await {
-        Ok(true) => Finding::ok("a notification arrives: sessions are kept"),
-        Ok(false) => Finding::warn(
+        Ok(true) => CheckOutcome::ok("a notification arrives: sessions are kept"),
+        Ok(false) => CheckOutcome::warn(
             "no notification arrives",
             "set `direct_url` in [storage] to Postgres itself: a pooler that shares sessions between transactions is in between",
         ),
@@ -104,9 +104,32 @@ async fn check_sessions(url: DatabaseUrl, limits: DbLimits) -> Finding {
 }
 
 /// Returns the finding for what the check of the database reports already.
-fn not_looked_at(error: &DbError) -> Finding {
-    Finding::warn(
+fn not_looked_at(error: &DbError) -> CheckOutcome {
+    CheckOutcome::warn(
         format!("could not be looked at: {error}"),
         "correct what the check of the database says",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CheckStatus;
+    use super::*;
+
+    fn found(millis: u64, round_trip: u64) -> CheckOutcome {
+        describe_clock(ClockDifference {
+            size: Duration::from_millis(millis),
+            is_ahead: false,
+            round_trip: Duration::from_millis(round_trip),
+        })
+    }
+
+    #[test]
+    fn clocks_that_differ_by_more_than_a_second_are_odd_unless_the_database_is_slow() {
+        assert_eq!(found(900, 1).status, CheckStatus::Ok);
+        assert_eq!(found(1_500, 600).status, CheckStatus::Ok);
+        let odd = found(1_500, 1);
+        assert_eq!(odd.status, CheckStatus::Warn);
+        assert!(odd.message.contains("1.500 s behind"), "{}", odd.message);
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use reqwest::Client;
 
 use super::super::builder::Prepared;
-use super::{Finding, PlannedCheck, keys};
+use super::{CheckOutcome, PlannedCheck, keys};
 use crate::domain::suggestion::nearest;
 use crate::model::providers::ProviderListing;
 
@@ -30,7 +30,7 @@ pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
                 Ok(listing) => describe(&provider, &models, listing),
                 Err(reason) => {
                     let advice = format!("set the key, or correct the section [providers.{provider}]");
-                    Finding::fail(reason, advice)
+                    CheckOutcome::fail(reason, advice)
                 }
             }
         })
@@ -38,34 +38,34 @@ pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
     used.into_iter().map(check).collect()
 }
 
-fn describe(provider: &str, models: &BTreeSet<String>, listing: ProviderListing) -> Finding {
+fn describe(provider: &str, models: &BTreeSet<String>, listing: ProviderListing) -> CheckOutcome {
     match listing {
-        ProviderListing::Local => Finding::ok("is a script: nothing leaves this machine"),
-        ProviderListing::KeyRefused(status) => Finding::fail(
+        ProviderListing::Local => CheckOutcome::ok("is a script: nothing leaves this machine"),
+        ProviderListing::KeyRefused(status) => CheckOutcome::fail(
             format!("does not accept the key (status {status})"),
             "check that the key is complete, valid, and of this provider",
         ),
-        ProviderListing::Failing(status) => Finding::warn(
+        ProviderListing::Failing(status) => CheckOutcome::warn(
             format!("is reachable, but answers with status {status}; the key was not checked"),
             "try again later",
         ),
-        ProviderListing::NoList(status) => Finding::warn(
+        ProviderListing::NoList(status) => CheckOutcome::warn(
             format!("is reachable, but has no list of models (status {status}); the key was not checked"),
             "check `base_url` if models fail",
         ),
-        ProviderListing::Models(listed) if listed.is_empty() => Finding::ok("accepts the key"),
+        ProviderListing::Models(listed) if listed.is_empty() => CheckOutcome::ok("accepts the key"),
         ProviderListing::Models(listed) => {
             let is_listed = |model: &&String| listed.iter().any(|name| is_version_of(name, model));
             let Some(missing) = models.iter().find(|model| !is_listed(model)) else {
                 let models: Vec<&str> = models.iter().map(String::as_str).collect();
-                return Finding::ok(format!("accepts the key, and has {}", models.join(", ")));
+                return CheckOutcome::ok(format!("accepts the key, and has {}", models.join(", ")));
             };
             let meant = nearest(missing, listed.iter().map(String::as_str));
             let advice = match meant {
                 Some(meant) => format!("did you mean `{provider}:{meant}`?"),
                 None => "correct the `model` of the agents".to_owned(),
             };
-            Finding::warn(format!("accepts the key, but lists no model `{missing}`"), advice)
+            CheckOutcome::warn(format!("accepts the key, but lists no model `{missing}`"), advice)
         }
     }
 }
@@ -81,7 +81,7 @@ mod tests {
     use super::super::CheckStatus;
     use super::*;
 
-    fn told(listed: &[&str], used: &str) -> Finding {
+    fn told(listed: &[&str], used: &str) -> CheckOutcome {
         let listed = listed.iter().map(|name| (*name).to_owned()).collect();
         describe("lab", &[used.to_owned()].into(), ProviderListing::Models(listed))
     }

@@ -79,8 +79,8 @@ impl WrittenKey {
                 e: number(&self.e?)?,
             },
             "EC" => match self.crv?.as_str() {
-                "P-256" => VerificationKey::P256(point(&self.x?, &self.y?, 32)?),
-                "P-384" => VerificationKey::P384(point(&self.x?, &self.y?, 48)?),
+                "P-256" => VerificationKey::P256(read_point(&self.x?, &self.y?, 32)?),
+                "P-384" => VerificationKey::P384(read_point(&self.x?, &self.y?, 48)?),
                 _ => return None,
             },
             "OKP" if self.crv? == "Ed25519" => VerificationKey::Ed25519(coordinate(&self.x?, 32)?),
@@ -138,7 +138,7 @@ fn coordinate(text: &str, length: usize) -> Option<Vec<u8>> {
 }
 
 /// Reads a point: the byte 4 says that both coordinates follow.
-fn point(x: &str, y: &str, length: usize) -> Option<Vec<u8>> {
+fn read_point(x: &str, y: &str, length: usize) -> Option<Vec<u8>> {
     Some([vec![4], coordinate(x, length)?, coordinate(y, length)?].concat())
 }
 

@@ -12,21 +12,21 @@ pub(super) struct ThreadFrame {
     /// The time in milliseconds.
     pub(super) at: i64,
     /// The agent that caused it.
-    pub(super) speaker: Speaker,
+    pub(super) source: EventAgent,
     /// The kind, with its data.
     pub(super) kind: FrameKind,
 }
 
 /// The agent that caused an event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Speaker {
+pub(super) struct EventAgent {
     /// The namespace; empty for the main agent.
     pub(super) namespace: String,
     /// The names of the agents from the main agent down to this one.
     pub(super) path: Vec<String>,
 }
 
-impl Speaker {
+impl EventAgent {
     /// Returns the name of the agent.
     pub(super) fn name(&self) -> &str {
         self.path.last().map_or("agent", String::as_str)
@@ -114,7 +114,7 @@ impl ThreadFrame {
         Some(Self {
             seq: event["seq"].as_i64()?,
             at: params["timestamp"].as_i64().unwrap_or_default(),
-            speaker: Speaker {
+            source: EventAgent {
                 namespace: segments.join("|"),
                 path,
             },

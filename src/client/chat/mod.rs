@@ -50,7 +50,7 @@ pub(super) async fn run(api: &ApiClient, arguments: &ChatArguments) -> ClientRes
     }
     match message {
         Some(message) => once(&mut session, &message, is_interactive() && !arguments.json).await,
-        None => Box::pin(session.converse()).await.map(|()| 0),
+        None => Box::pin(session.run()).await.map(|()| 0),
     }
 }
 

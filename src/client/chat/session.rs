@@ -38,14 +38,14 @@ const WIDE: usize = 400;
 /// The number of messages of an earlier conversation that are shown.
 const MAX_EARLIER: usize = 6;
 
-/// Where a chat is shown.
+/// The place where a chat is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Screen {
     /// On standard output, which is a terminal.
     Terminal,
     /// On standard error. The answer goes to standard output.
     Progress,
-    /// As JSON lines on standard output.
+    /// JSON lines on standard output.
     Json,
 }
 
@@ -167,7 +167,7 @@ impl Session {
     }
 
     /// Talks with a person until they leave.
-    pub(super) async fn converse(&mut self) -> ClientResult<()> {
+    pub(super) async fn run(&mut self) -> ClientResult<()> {
         self.open_reader()?;
         let server = self.api.display_server();
         let agent = self.agent.clone();
@@ -495,18 +495,18 @@ impl Session {
     }
 
     /// Returns the text to show for what comes from the stream.
-    fn render(&mut self, incoming: StreamItem) -> Shown {
+    fn render(&mut self, incoming: StreamItem) -> Rendered {
         let is_json = self.screen == Screen::Json;
         let remark = match &incoming {
             StreamItem::Event(frame, event) => {
                 if self.is_earlier(frame) {
-                    return Shown::default();
+                    return Rendered::default();
                 }
                 let text = match is_json {
                     true => escape::json(&event.to_string()) + "\n",
                     false => self.view.show(frame),
                 };
-                return Shown {
+                return Rendered {
                     text,
                     ended: self.note_runs(frame),
                 };
@@ -517,9 +517,9 @@ impl Session {
         };
         if is_json {
             output::inform(&format!("{}\n", escape::line(&remark)));
-            return Shown::default();
+            return Rendered::default();
         }
-        Shown {
+        Rendered {
             text: self.view.remark(&remark),
             ended: None,
         }
@@ -712,7 +712,7 @@ impl Session {
 
 /// The text for the terminal, and the run that has ended with it.
 #[derive(Default)]
-struct Shown {
+struct Rendered {
     text: String,
     ended: Option<(String, RunSummary)>,
 }

@@ -25,10 +25,10 @@ const MAX_EVENT_BYTES: usize = 32 * 1024 * 1024;
 const MAX_SEEN: usize = 20_000;
 
 /// The time without any data after which a connection is taken for broken. The server sends a sign of life more often.
-const SILENCE: Duration = Duration::from_secs(90);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The time for which the server may be unreachable.
-const PATIENCE: Duration = Duration::from_secs(300);
+const UNREACHABLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The pauses between attempts to connect.
 const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(100), Duration::from_secs(5));
@@ -104,7 +104,7 @@ impl Subscription {
                     None => continue,
                 }
             };
-            let silent = connection.heard + SILENCE;
+            let silent = connection.heard + IDLE_TIMEOUT;
             let reason = match tokio::time::timeout_at(silent, connection.response.chunk()).await {
                 Ok(Ok(Some(bytes))) => {
                     connection.heard = Instant::now();
@@ -165,7 +165,7 @@ impl Subscription {
     fn may_retry(&self) -> bool {
         self.outage
             .as_ref()
-            .is_none_or(|outage| outage.began.elapsed() < PATIENCE)
+            .is_none_or(|outage| outage.began.elapsed() < UNREACHABLE_TIMEOUT)
     }
 
     fn wait_a_little(&mut self) {

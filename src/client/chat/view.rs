@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
-use super::event::{FrameKind, Outcome, RunSummary, Speaker, ThreadFrame};
+use super::event::{EventAgent, FrameKind, Outcome, RunSummary, ThreadFrame};
 use crate::client::resources::{runs, threads};
 use crate::client::table::cut;
 use crate::client::{escape, resources};
@@ -100,26 +100,26 @@ impl View {
 
     /// Adds an event, and returns what to write.
     pub(super) fn show(&mut self, frame: &ThreadFrame) -> String {
-        let speaker = &frame.speaker;
+        let source = &frame.source;
         match &frame.kind {
-            FrameKind::MessageStarted { .. } => self.begin_message(speaker),
+            FrameKind::MessageStarted { .. } => self.begin_message(source),
             FrameKind::Text { block, text } => {
-                let lines = self.lines_of(speaker);
+                let lines = self.lines_of(source);
                 lines.is_speaking = true;
                 lines.said.entry(*block).or_default().push_str(text);
-                self.say(speaker, text)
+                self.say(source, text)
             }
-            FrameKind::TextFinished { block, text } => self.finish_text(speaker, *block, text),
-            FrameKind::MessageFinished => self.end_message(speaker),
+            FrameKind::TextFinished { block, text } => self.finish_text(source, *block, text),
+            FrameKind::MessageFinished => self.end_message(source),
             FrameKind::MessageFailed { reason } => {
-                let mut text = self.end_message(speaker);
-                text += &self.note(speaker, RED, &format!("the answer broke off: {reason}"));
+                let mut text = self.end_message(source);
+                text += &self.note(source, RED, &format!("the answer broke off: {reason}"));
                 text
             }
-            FrameKind::ToolStarted { call, tool, args } => self.show_call(speaker, call, tool, args),
-            FrameKind::ToolFinished { call, output, is_error } => self.show_result(speaker, call, output, *is_error),
-            FrameKind::SubagentFailed { reason } => self.note(speaker, RED, &format!("failed: {reason}")),
-            FrameKind::Custom { data } => self.note(speaker, DIM, &format!("· {data}")),
+            FrameKind::ToolStarted { call, tool, args } => self.show_call(source, call, tool, args),
+            FrameKind::ToolFinished { call, output, is_error } => self.show_result(source, call, output, *is_error),
+            FrameKind::SubagentFailed { reason } => self.note(source, RED, &format!("failed: {reason}")),
+            FrameKind::Custom { data } => self.note(source, DIM, &format!("· {data}")),
             FrameKind::RunStarted { .. } => {
                 self.began = Some(frame.at);
                 String::new()
@@ -133,7 +133,7 @@ impl View {
                 } else {
                     names.join(", ")
                 };
-                self.note(speaker, BOLD, &format!("? waits for an answer: {what}"))
+                self.note(source, BOLD, &format!("? waits for an answer: {what}"))
             }
             FrameKind::Other => String::new(),
         }
@@ -158,34 +158,34 @@ impl View {
         text
     }
 
-    fn begin_message(&mut self, speaker: &Speaker) -> String {
-        let was_speaking = std::mem::replace(&mut self.lines_of(speaker).is_speaking, true);
-        let has_said = !std::mem::take(&mut self.lines_of(speaker).said).is_empty();
+    fn begin_message(&mut self, source: &EventAgent) -> String {
+        let was_speaking = std::mem::replace(&mut self.lines_of(source).is_speaking, true);
+        let has_said = !std::mem::take(&mut self.lines_of(source).said).is_empty();
         if was_speaking && has_said {
-            let text = self.finish_line(speaker);
-            return text + &self.note(speaker, DIM, "the answer broke off and begins again");
+            let text = self.finish_line(source);
+            return text + &self.note(source, DIM, "the answer broke off and begins again");
         }
         String::new()
     }
 
     /// The whole text of a block: what has not come piece by piece is added.
-    fn finish_text(&mut self, speaker: &Speaker, block: u64, whole: &str) -> String {
-        let said = self.lines_of(speaker).said.entry(block).or_default();
+    fn finish_text(&mut self, source: &EventAgent, block: u64, whole: &str) -> String {
+        let said = self.lines_of(source).said.entry(block).or_default();
         let rest = whole.strip_prefix(said.as_str()).map(str::to_owned);
         whole.clone_into(said);
         match rest {
-            Some(rest) => self.say(speaker, &rest),
-            // What came before is not the beginning of the answer.
-            None => self.finish_line(speaker) + &self.say(speaker, whole),
+            Some(rest) => self.say(source, &rest),
+            // The text before is not the beginning of the answer.
+            None => self.finish_line(source) + &self.say(source, whole),
         }
     }
 
-    fn end_message(&mut self, speaker: &Speaker) -> String {
-        let lines = self.lines_of(speaker);
+    fn end_message(&mut self, source: &EventAgent) -> String {
+        let lines = self.lines_of(source);
         lines.is_speaking = false;
         lines.said.clear();
-        let mut text = self.finish_line(speaker);
-        if self.foreground.as_ref() == Some(&speaker.namespace) {
+        let mut text = self.finish_line(source);
+        if self.foreground.as_ref() == Some(&source.namespace) {
             self.foreground = None;
             text += &self.take_ready();
         }
@@ -193,19 +193,19 @@ impl View {
     }
 
     /// Adds a piece of text.
-    fn say(&mut self, speaker: &Speaker, piece: &str) -> String {
+    fn say(&mut self, source: &EventAgent, piece: &str) -> String {
         let piece = escape::text(&piece.replace("\r\n", "\n"));
         if piece.is_empty() {
             return String::new();
         }
         let is_free = self.style.is_live && !self.is_mid_line;
         if is_free && self.foreground.is_none() {
-            self.foreground = Some(speaker.namespace.clone());
+            self.foreground = Some(source.namespace.clone());
         }
-        if self.style.is_live && self.foreground.as_ref() == Some(&speaker.namespace) {
-            return self.write_piece(speaker, &piece);
+        if self.style.is_live && self.foreground.as_ref() == Some(&source.namespace) {
+            return self.write_piece(source, &piece);
         }
-        let lines = self.lines_of(speaker);
+        let lines = self.lines_of(source);
         lines.add(&piece);
         let waiting = lines.ready.len();
         if self.is_mid_line && waiting < MAX_WAITING_LINES {
@@ -215,13 +215,13 @@ impl View {
     }
 
     /// Writes a piece of the agent in the foreground.
-    fn write_piece(&mut self, speaker: &Speaker, piece: &str) -> String {
+    fn write_piece(&mut self, source: &EventAgent, piece: &str) -> String {
         let mut text = String::new();
-        let piece = std::mem::take(&mut self.lines_of(speaker).partial) + piece;
+        let piece = std::mem::take(&mut self.lines_of(source).partial) + piece;
         for part in piece.split_inclusive('\n') {
             if !self.is_mid_line {
                 text += &self.take_ready();
-                text += &self.lines_of(speaker).prefix;
+                text += &self.lines_of(source).prefix;
             }
             text += part;
             self.is_mid_line = !part.ends_with('\n');
@@ -233,10 +233,10 @@ impl View {
     }
 
     /// Ends the line of an agent, wherever it is.
-    fn finish_line(&mut self, speaker: &Speaker) -> String {
-        let is_own = self.foreground.as_ref() == Some(&speaker.namespace);
+    fn finish_line(&mut self, source: &EventAgent) -> String {
+        let is_own = self.foreground.as_ref() == Some(&source.namespace);
         let text = if is_own { self.end_line() } else { String::new() };
-        self.lines_of(speaker).complete();
+        self.lines_of(source).complete();
         if self.is_mid_line {
             text
         } else {
@@ -263,18 +263,18 @@ impl View {
     }
 
     /// Adds a line about what an agent does.
-    fn note(&mut self, speaker: &Speaker, style: &str, text: &str) -> String {
+    fn note(&mut self, source: &EventAgent, style: &str, text: &str) -> String {
         let width = self.style.width;
-        let prefix = self.lines_of(speaker).prefix.clone();
+        let prefix = self.lines_of(source).prefix.clone();
         let room = width.saturating_sub(plain_width(&prefix)).max(20);
         let line = prefix + &self.paint(style, &cut(&escape::line(text), room));
-        self.add_line(speaker, line)
+        self.add_line(source, line)
     }
 
-    fn add_line(&mut self, speaker: &Speaker, line: String) -> String {
-        let is_own = self.foreground.as_ref() == Some(&speaker.namespace);
+    fn add_line(&mut self, source: &EventAgent, line: String) -> String {
+        let is_own = self.foreground.as_ref() == Some(&source.namespace);
         let text = if is_own { self.end_line() } else { String::new() };
-        let lines = self.lines_of(speaker);
+        let lines = self.lines_of(source);
         lines.complete();
         lines.ready.push(line);
         if self.is_mid_line {
@@ -284,38 +284,38 @@ impl View {
         }
     }
 
-    fn show_call(&mut self, speaker: &Speaker, call: &str, tool: &str, args: &Value) -> String {
+    fn show_call(&mut self, source: &EventAgent, call: &str, tool: &str, args: &Value) -> String {
         self.calls.insert(call.to_owned(), tool.to_owned());
         if tool == "write_todos" && args["todos"].is_array() {
-            return self.show_todos(speaker, &args["todos"]);
+            return self.show_todos(source, &args["todos"]);
         }
         if tool == "task" {
             let to = ["subagent_type", "agent_type"].map(|field| resources::text(args, field));
             let work = ["description", "instructions"].map(|field| resources::text(args, field));
-            return self.note(speaker, DIM, &format!("→ task {}: {}", to.concat(), work.concat()));
+            return self.note(source, DIM, &format!("→ task {}: {}", to.concat(), work.concat()));
         }
-        self.note(speaker, DIM, &format!("→ {tool}({})", short_args(args)))
+        self.note(source, DIM, &format!("→ {tool}({})", short_args(args)))
     }
 
-    fn show_result(&mut self, speaker: &Speaker, call: &str, output: &str, is_error: bool) -> String {
+    fn show_result(&mut self, source: &EventAgent, call: &str, output: &str, is_error: bool) -> String {
         let tool = self.calls.remove(call).unwrap_or_else(|| "tool".to_owned());
         if tool == "write_todos" && !is_error {
             return String::new();
         }
         let style = if is_error { RED } else { DIM };
         let mark = if is_error { "✗" } else { "←" };
-        self.note(speaker, style, &format!("{mark} {tool}: {output}"))
+        self.note(source, style, &format!("{mark} {tool}: {output}"))
     }
 
-    fn show_todos(&mut self, speaker: &Speaker, todos: &Value) -> String {
-        if self.todos.insert(speaker.namespace.clone(), todos.clone()).as_ref() == Some(todos) {
+    fn show_todos(&mut self, source: &EventAgent, todos: &Value) -> String {
+        if self.todos.insert(source.namespace.clone(), todos.clone()).as_ref() == Some(todos) {
             return String::new();
         }
         let lines = threads::todos(todos);
         let lines: Vec<&str> = lines.lines().take(MAX_LINES).collect();
         lines
             .into_iter()
-            .fold(String::new(), |text, line| text + &self.note(speaker, "", line))
+            .fold(String::new(), |text, line| text + &self.note(source, "", line))
     }
 
     fn show_end(&mut self, at: i64, end: &RunSummary) -> String {
@@ -346,28 +346,28 @@ impl View {
     }
 
     /// Returns the lines of an agent.
-    fn lines_of(&mut self, speaker: &Speaker) -> &mut AgentLines {
-        let prefix = match self.lines_of_agents.contains_key(&speaker.namespace) {
+    fn lines_of(&mut self, source: &EventAgent) -> &mut AgentLines {
+        let prefix = match self.lines_of_agents.contains_key(&source.namespace) {
             true => String::new(),
-            false => self.prefix(speaker),
+            false => self.prefix(source),
         };
         self.lines_of_agents
-            .entry(speaker.namespace.clone())
+            .entry(source.namespace.clone())
             .or_insert_with(|| AgentLines {
                 prefix,
                 ..AgentLines::default()
             })
     }
 
-    fn prefix(&mut self, speaker: &Speaker) -> String {
-        let name = speaker.name().to_owned();
+    fn prefix(&mut self, source: &EventAgent) -> String {
+        let name = source.name().to_owned();
         let known = self.names.iter().position(|known| *known == name);
         let number = known.unwrap_or_else(|| {
             self.names.push(name.clone());
             self.names.len() - 1
         });
         let colour = COLOURS.get(number % COLOURS.len()).copied().unwrap_or(BOLD);
-        let indent = "  ".repeat(speaker.path.len().saturating_sub(1).min(8));
+        let indent = "  ".repeat(source.path.len().saturating_sub(1).min(8));
         let label: String = escape::line(&name).chars().take(40).collect();
         format!("{indent}{} ", self.paint(colour, &format!("{label} │")))
     }

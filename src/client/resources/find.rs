@@ -28,7 +28,7 @@ const MIN_PREFIX: usize = 4;
 const MAX_NAMED: usize = 5;
 
 /// Reads a point in time: an age such as `30m`, `12h`, `7d`, a date, or a time.
-pub(super) fn since(text: Option<&str>, clock: &dyn Clock) -> ClientResult<Option<Timestamp>> {
+pub(super) fn parse_since(text: Option<&str>, clock: &dyn Clock) -> ClientResult<Option<Timestamp>> {
     let Some(text) = text.map(str::trim) else {
         return Ok(None);
     };

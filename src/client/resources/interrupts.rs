@@ -37,7 +37,7 @@ pub(in crate::client) async fn run(
             output,
             ..
         } => {
-            let since = find::since(since.as_deref(), clock)?;
+            let since = find::parse_since(since.as_deref(), clock)?;
             let thread = match thread {
                 Some(given) => Some(find::thread(api, given).await?),
                 None => None,

@@ -30,7 +30,7 @@ pub(in crate::client) async fn run(api: &ApiClient, command: &RunsCommand, clock
             let filter = RunFilter {
                 status: status.as_deref(),
                 agent: agent.as_deref(),
-                since: find::since(since.as_deref(), clock)?,
+                since: find::parse_since(since.as_deref(), clock)?,
                 limit: *limit,
             };
             let runs = match thread {

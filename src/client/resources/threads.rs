@@ -27,7 +27,7 @@ pub(in crate::client) async fn run(api: &ApiClient, command: &ThreadsCommand, cl
             output,
             ..
         } => {
-            let since = find::since(since.as_deref(), clock)?;
+            let since = find::parse_since(since.as_deref(), clock)?;
             let filter = ThreadFilter {
                 status: status.as_deref(),
                 agent: agent.as_deref(),

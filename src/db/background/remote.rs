@@ -10,7 +10,7 @@ use crate::db::engine::on_engine;
 use crate::db::jobs::{self, JobOwner};
 use crate::db::json::{ColumnRef, encode, readable};
 use crate::db::{DbResult, Tx};
-use crate::definition::Digest;
+use crate::definition::DefinitionDigest;
 use crate::domain::access::AccessScope;
 use crate::domain::background::{RemoteWork, TaskRecord};
 use crate::domain::id::ThreadId;
@@ -209,12 +209,12 @@ pub async fn detach(tx: &mut Tx<'_>, task: &TaskRecord, described: Option<&Assig
 
 /// Returns the agent in whose definition the agent of a detached task is described: its `graph_id`, and the digest of the
 /// definition.
-pub async fn described_in(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<(String, Option<Digest>)>> {
+pub async fn described_in(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<(String, Option<DefinitionDigest>)>> {
     const SQL: &str = "select parent_graph_id, parent_definition from remote_runs \
         where remote_run_id = $1 and parent_graph_id is not null";
     let found: Option<(String, Option<String>)> =
         on_engine!(tx, |conn| query_as(SQL).bind(task.0).fetch_optional(conn).await)?;
-    Ok(found.map(|(graph_id, digest)| (graph_id, digest.map(Digest))))
+    Ok(found.map(|(graph_id, digest)| (graph_id, digest.map(DefinitionDigest))))
 }
 
 /// Deletes a task if it is detached. Call it when nothing of the task is left on the other server.

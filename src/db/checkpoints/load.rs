@@ -562,7 +562,7 @@ pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: Hist
             .map_or(i64::MIN, |head| head.seq),
         None => i64::MAX,
     };
-    let found = sketches(tx, thread, lane, before, wanted.limit).await?;
+    let found = load_summaries(tx, thread, lane, before, wanted.limit).await?;
     let mut all = Collected(vec![]);
     if let Some(newest) = found.first()
         && let Some(oldest) = found.last()
@@ -606,7 +606,7 @@ pub struct CheckpointSummary {
 }
 
 #[derive(sqlx::FromRow)]
-struct SketchRow {
+struct SummaryRow {
     checkpoint_id: Uuid,
     seq: i64,
     segment: i64,
@@ -617,10 +617,10 @@ struct SketchRow {
     created_at: i64,
 }
 
-impl TryFrom<SketchRow> for CheckpointSummary {
+impl TryFrom<SummaryRow> for CheckpointSummary {
     type Error = crate::db::DbError;
 
-    fn try_from(row: SketchRow) -> DbResult<Self> {
+    fn try_from(row: SummaryRow) -> DbResult<Self> {
         let cell = ColumnRef {
             table: TABLE,
             column: "source",
@@ -643,7 +643,7 @@ const SELECT_SKETCH: &str =
     "select checkpoint_id, seq, segment, parent_id, step, source, run_id, created_at from checkpoints";
 
 /// Returns a checkpoint of a lane without its writes.
-pub async fn sketch(
+pub async fn load_summary(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     lane: Lane,
@@ -653,7 +653,7 @@ pub async fn sketch(
         SELECT_SKETCH,
         " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
     );
-    let row: Option<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
+    let row: Option<SummaryRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(id.0)
         .bind(thread.0)
         .bind(LaneColumn(lane))
@@ -663,12 +663,12 @@ pub async fn sketch(
 }
 
 /// Returns the newest checkpoint of a lane without its writes.
-pub async fn newest_sketch(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointSummary>> {
-    Ok(sketches(tx, thread, lane, i64::MAX, 1).await?.pop())
+pub async fn newest_summary(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointSummary>> {
+    Ok(load_summaries(tx, thread, lane, i64::MAX, 1).await?.pop())
 }
 
 /// Returns up to `limit` checkpoints of a lane with numbers below `before`, newest first, without their writes.
-pub async fn sketches(
+pub async fn load_summaries(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     lane: Lane,
@@ -679,7 +679,7 @@ pub async fn sketches(
         SELECT_SKETCH,
         " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4"
     );
-    let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
+    let rows: Vec<SummaryRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(LaneColumn(lane))
         .bind(before)

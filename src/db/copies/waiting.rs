@@ -1,6 +1,6 @@
-//! What waits in a thread that is copied, and goes on in the copy: the steps of the main agent and of the subagents for which
-//! it waits, and their open interrupts. Each step goes on after a checkpoint that only the copy has, so that its tasks,
-//! interrupts and subagents have ids of their own.
+//! The unfinished steps of a thread that is copied: those of the main agent and of the subagents for which it waits, and their
+//! open interrupts. Each step continues in the copy, after a checkpoint that only the copy has, so that its tasks, interrupts and
+//! subagents have ids of their own.
 
 use std::collections::BTreeMap;
 

@@ -16,7 +16,7 @@ use sqlx::{Describe, Either, Execute, Executor, PgConnection, PgPool, Postgres, 
 use super::is_read_only;
 use crate::db::error::DbResult;
 use crate::db::hosts::PostgresHosts;
-use crate::db::reach::Reachability;
+use crate::db::reachability::Reachability;
 use crate::db::{DbAddress, DbLimits};
 
 /// The statement that begins a write.

@@ -1,7 +1,7 @@
-//! SQLite. The driver runs each connection in a thread of its own, and to hand that thread a statement and to wait for the
-//! result costs more than most statements do. So what can be sent together is sent together: the statements that begin
-//! and end a transaction with those of its job, and the [statements](crate::db::statement) whose results nothing needs yet with
-//! the next one. Their rows are kept until they are asked for.
+//! SQLite. The driver runs each connection in a thread of its own, and to hand that thread a statement and to wait for
+//! the result costs more than most statements do. So what can be sent together is sent together: the statements that
+//! begin and end a transaction with those of its operation, and the [statements](crate::db::statement) whose results
+//! nothing needs yet with the next one. Their rows are kept until they are asked for.
 
 use std::fmt;
 use std::future::ready;
@@ -66,7 +66,7 @@ pub(in crate::db) struct SqliteConn<'c> {
     kept: Vec<KeptRows>,
     /// The number of the last statement whose rows are kept.
     last_kept: usize,
-    /// The number of statements that have to change a row, and of which it is not known yet that they have.
+    /// The number of statements that have to change a row and are not known to have changed one yet.
     unconfirmed: usize,
 }
 
@@ -172,13 +172,13 @@ fn push_number(text: &mut String, number: usize) {
 pub(in crate::db) enum FailedPart {
     /// The statements that begin the transaction.
     Opening,
-    /// A statement of the job.
-    Job,
-    /// The statements that end the transaction, or the savepoint of the job.
+    /// A statement of the operation.
+    Operation,
+    /// The statements that end the transaction, or the savepoint of the operation.
     End,
 }
 
-/// An error at the end of a job.
+/// An error at the end of an operation.
 #[derive(Debug)]
 pub(in crate::db) struct EndError {
     /// The part that has failed.
@@ -211,8 +211,8 @@ impl<'c> SqliteConn<'c> {
         }
     }
 
-    /// Takes a connection for a job of the writer, like [`Self::opened`]. Unless the job ends with [`Self::end_job`], the
-    /// statements that wait are not sent, and the transaction has to be rolled back.
+    /// Takes a connection for an operation of the writer, like [`Self::opened`]. Unless the operation ends with
+    /// [`Self::end_operation`], the statements that wait are not sent, and the transaction has to be rolled back.
     pub(in crate::db) fn of_job(conn: &'c mut SqliteConnection, opening: PlainStatements) -> Self {
         Self {
             may_wait: true,
@@ -225,16 +225,16 @@ impl<'c> SqliteConn<'c> {
         self.opening
     }
 
-    /// Returns why the opening has failed, if it has. The job was told only that there is no transaction.
+    /// Returns why the opening has failed, if it has. The operation was told only that there is no transaction.
     pub(in crate::db) fn take_opening_error(&mut self) -> Option<sqlx::Error> {
         self.opening_error.take()
     }
 
-    /// Sends what waits, followed by the statements `end`. If the job has no statement, nothing is sent.
+    /// Sends what waits, followed by the statements `end`. If the operation has no statement, nothing is sent.
     ///
     /// # Errors
-    /// Names the part that has failed. The transaction is still open if that is a statement of the job.
-    pub(in crate::db) async fn end_job(&mut self, end: PlainStatements) -> Result<(), EndError> {
+    /// Names the part that has failed. The transaction is still open if that is a statement of the operation.
+    pub(in crate::db) async fn end_operation(&mut self, end: PlainStatements) -> Result<(), EndError> {
         if let Some(error) = self.take_opening_error() {
             let part = FailedPart::Opening;
             return Err(EndError { part, error });
@@ -242,8 +242,8 @@ impl<'c> SqliteConn<'c> {
         let openings = self.opening.len();
         let mut batch = std::mem::take(&mut self.waiting);
         if self.unconfirmed > batch.count_changes() {
-            // The job has ignored the error.
-            let part = FailedPart::Job;
+            // The operation has ignored the error.
+            let part = FailedPart::Operation;
             let error = NothingChanged::error();
             return Err(EndError { part, error });
         }
@@ -271,7 +271,7 @@ impl<'c> SqliteConn<'c> {
             return Err(EndError { part, error });
         }
         let part = match ended < before_end {
-            true => FailedPart::Job,
+            true => FailedPart::Operation,
             false => FailedPart::End,
         };
         Err(EndError { part, error })
@@ -305,7 +305,7 @@ impl<'c> SqliteConn<'c> {
     }
 
     /// Lets a statement wait like [`Self::send_later`]. If it changes no row, the next one that is sent with it fails with
-    /// [`NothingChanged`], none of those behind it is executed, and the job cannot end well.
+    /// [`NothingChanged`], none of those behind it is executed, and the operation cannot end well.
     ///
     /// # Errors
     /// As [`Self::send_later`].
@@ -345,7 +345,8 @@ impl<'c> SqliteConn<'c> {
         }
         match self.kept.iter().position(|kept| kept.number == number) {
             Some(at) => Ok(self.kept.swap_remove(at).rows),
-            // The thread of the connection has ended before the statement, or an earlier one failed and the job has ignored it.
+            // The thread of the connection has ended before the statement, or an earlier one failed and the operation
+            // has ignored it.
             None => Err(sqlx::Error::WorkerCrashed),
         }
     }
@@ -621,8 +622,8 @@ mod tests {
         batch.push("commit", 0);
         assert_eq!(batch.sql, "insert into a values ($1, $2); update b set c = $3; commit");
         assert_eq!(
-            behind(&["begin immediate", "savepoint job"], &batch.sql),
-            "begin immediate; savepoint job; insert into a values ($1, $2); update b set c = $3; commit"
+            behind(&["begin immediate", "savepoint operation"], &batch.sql),
+            "begin immediate; savepoint operation; insert into a values ($1, $2); update b set c = $3; commit"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of the files that items hold. The database measures plain contents, so that they are not transferred;
+//! Facts about the files that items hold. The database measures plain contents, so that they are not transferred;
 //! sealed values are opened in this process. There is a limit for both.
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 use sqlx::QueryBuilder;
 
-use super::{cell, place, push_addresses, push_not_expired, text_of};
+use super::{bound_id, cell, push_addresses, push_not_expired, text_of};
 use crate::db::access::push_owner;
 use crate::db::engine::on_engine;
 use crate::db::json::unless_corrupt;
@@ -59,7 +59,7 @@ impl FileRow {
     fn facts(&self, owner: &str, namespace: &str) -> DbResult<Option<FileFacts>> {
         let measured = match (&self.value, self.length) {
             (Some(value), _) => {
-                let value: Map<String, Value> = cell(&place(owner, namespace, &self.key)).decode(value)?;
+                let value: Map<String, Value> = cell(&bound_id(owner, namespace, &self.key)).decode(value)?;
                 File::from_item(&value).map(|file| file.facts())
             }
             (None, length) => length.and_then(|length| usize::try_from(length).ok()).map(|length| {

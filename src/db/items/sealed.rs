@@ -7,7 +7,7 @@ use super::{ItemRow, NamespaceRange, SELECT, push_not_expired};
 use crate::db::access::push_owner;
 use crate::db::engine::on_engine;
 use crate::db::json::unless_corrupt;
-use crate::db::part::ListPart;
+use crate::db::list_part::ListPart;
 use crate::db::{DbError, DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::item::{Item, ItemSearch};

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use sqlx::{QueryBuilder, query, query_scalar};
 
 use super::{
-    ItemRow, NamespaceRange, SELECT, namespace_of, place, place_of_vector, push_addresses, push_matching,
+    ItemRow, NamespaceRange, SELECT, bound_id, bound_id_of_vector, namespace_of, push_addresses, push_matching,
     push_not_expired, push_range, sealed, text_of,
 };
 use crate::db::access::push_owner;
@@ -125,11 +125,11 @@ pub(super) async fn replace(tx: &mut Tx<'_>, space: &Ownership, draft: &Prepared
     if draft.vectors.is_empty() {
         return Ok(());
     }
-    let item = place(space.owner.as_str(), &namespace, key);
+    let item = bound_id(space.owner.as_str(), &namespace, key);
     let sealer = tx.sealer(space.tenant.as_str()).await?;
     let mut rows = Vec::with_capacity(draft.vectors.len());
     for found_by in &draft.vectors {
-        let id = place_of_vector(&item, &found_by.path);
+        let id = bound_id_of_vector(&item, &found_by.path);
         let vector = Vector(found_by.vector.clone());
         let sealed = match sealer.is_on() {
             true => sealer.seal_bytes(&cell(&id), &vector.to_bytes())?,
@@ -239,8 +239,8 @@ impl VectorRow {
             return Ok(Some(std::mem::replace(&mut self.vector, Vector(vec![]))));
         };
         let position = &self.position;
-        let item = place(space.owner.as_str(), &position.namespace, &position.key);
-        let id = place_of_vector(&item, &position.path);
+        let item = bound_id(space.owner.as_str(), &position.namespace, &position.key);
+        let id = bound_id_of_vector(&item, &position.path);
         let opened = open_bytes(&cell(&id), sealed)
             .and_then(|bytes| Vector::from_bytes(&bytes).ok_or_else(|| cell(&id).corrupt()));
         unless_corrupt(opened)
@@ -250,7 +250,7 @@ impl VectorRow {
     fn matches(&self, space: &Ownership, filter: &ItemFilter) -> DbResult<bool> {
         let Some(text) = &self.value else { return Ok(true) };
         let position = &self.position;
-        let id = place(space.owner.as_str(), &position.namespace, &position.key);
+        let id = bound_id(space.owner.as_str(), &position.namespace, &position.key);
         let value = unless_corrupt(super::cell(&id).decode::<Map<String, Value>>(text))?;
         Ok(value.is_some_and(|value| filter.matches(&value)))
     }

@@ -581,8 +581,8 @@ pub async fn mark_begun_by(tx: &mut Tx<'_>, child: RunId, by: RunId) -> DbResult
     Ok(())
 }
 
-/// Undoes what run `by` did to subagents' runs that belong to other runs of the main agent: those that it began below
-/// them are deleted, the others have their former status and usage.
+/// Undoes the changes of run `by` to subagents' runs that belong to other runs of the main agent: their child runs that
+/// `by` began are deleted, and the others get back their former status and usage.
 pub async fn restore_children(tx: &mut Tx<'_>, by: RunId) -> DbResult<()> {
     const DELETE: &str = "delete from runs where touched_by = $1 and before is null";
     const RESTORE: &str = "update runs set status = coalesce(before, status), usage = coalesce(usage_before, usage), \

@@ -40,8 +40,8 @@ pub async fn begun_before_last(tx: &mut Tx<'_>, thread: ThreadId, others: i64) -
         .await)?)
 }
 
-/// Returns the number of the first event of the first run of a thread in which one of these subagents worked, which are named
-/// by their checkpoint namespaces; none if there is no such subagent. The subagents are those of the main agent.
+/// Returns the number of the first event of the first run of a thread in which one of these subagents of the main agent
+/// worked; none if there is no such subagent. Subagents are named by their checkpoint namespaces.
 pub async fn begun_with(tx: &mut Tx<'_>, thread: ThreadId, namespaces: &[String]) -> DbResult<Option<i64>> {
     const SQL: &str = "select min(top.first_seq) from runs child join runs top on top.run_id = child.root_id \
         where child.depth = 1 and child.thread_id = ";
@@ -106,8 +106,8 @@ pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
     Ok(None)
 }
 
-/// Returns those of these runs of a thread that have begun and ended by themselves, in the order in which they began, each
-/// with the number of its first event. With `after`, those that began after that run.
+/// Returns the runs among these that have begun and ended by themselves, in the order in which they began, each with
+/// the number of its first event. With `after`, only runs that began after that one are returned.
 pub async fn ended_among(
     tx: &mut Tx<'_>,
     thread: ThreadId,

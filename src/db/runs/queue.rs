@@ -3,7 +3,7 @@
 use const_format::{concatcp, str_replace};
 use sqlx::query_as;
 
-use super::turns::NO_QUESTION;
+use super::turns::{MAY_BEGIN, NO_QUESTION};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::time::Timestamp;
@@ -13,7 +13,8 @@ use crate::domain::time::Timestamp;
 pub struct QueueDepth {
     /// The number of pending runs that are due. Those that wait for an answer of a human are left out.
     pub due: u64,
-    /// The time since which the oldest of those has been due.
+    /// The time since which the oldest of those has been due that wait for nothing but a server: no run of their thread is
+    /// at work or goes first.
     pub oldest: Option<Timestamp>,
     /// The number of running runs.
     pub running: u64,
@@ -25,7 +26,7 @@ pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<QueueDepth> {
         "select (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
         str_replace!(NO_QUESTION, "{run}", "runs"),
         ") as due, (select min(due_at) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
-        str_replace!(NO_QUESTION, "{run}", "runs"),
+        MAY_BEGIN,
         ") as oldest, (select count(*) from runs where depth = 0 and status = 'running') as running"
     );
     let (due, oldest, running): (i64, Option<i64>, i64) =

@@ -126,7 +126,7 @@ fn of_event(key: &[KeyPart]) -> String {
 /// Returns the id of an item from its tenant, owner, namespace and key.
 fn of_item(key: &[KeyPart]) -> String {
     match key {
-        [_, owner, namespace, key] => crate::db::items::place(&owner.text(), &namespace.text(), &key.text()),
+        [_, owner, namespace, key] => crate::db::items::bound_id(&owner.text(), &namespace.text(), &key.text()),
         [..] => String::new(),
     }
 }
@@ -135,8 +135,8 @@ fn of_item(key: &[KeyPart]) -> String {
 fn of_vector(key: &[KeyPart]) -> String {
     match key {
         [_, owner, namespace, key, path] => {
-            let item = crate::db::items::place(&owner.text(), &namespace.text(), &key.text());
-            crate::db::items::place_of_vector(&item, &path.text())
+            let item = crate::db::items::bound_id(&owner.text(), &namespace.text(), &key.text());
+            crate::db::items::bound_id_of_vector(&item, &path.text())
         }
         [..] => String::new(),
     }
@@ -145,7 +145,7 @@ fn of_vector(key: &[KeyPart]) -> String {
 /// Returns the id of a login from its tenant and server.
 fn of_login(key: &[KeyPart]) -> String {
     match key {
-        [tenant, server] => crate::db::mcp_logins::place(&tenant.text(), &server.text()),
+        [tenant, server] => crate::db::mcp_logins::bound_id(&tenant.text(), &server.text()),
         [..] => String::new(),
     }
 }
@@ -153,7 +153,7 @@ fn of_login(key: &[KeyPart]) -> String {
 /// Returns the id of a blob from its tenant and digest.
 fn of_blob(key: &[KeyPart]) -> String {
     match key {
-        [tenant, digest] => crate::db::blobs::place(&tenant.text(), &digest.text()),
+        [tenant, digest] => crate::db::blobs::bound_id(&tenant.text(), &digest.text()),
         [..] => String::new(),
     }
 }

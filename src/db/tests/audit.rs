@@ -187,7 +187,7 @@ async fn an_entry_of_a_refused_job_is_not_lost(db: Db) {
     request.run(insert_thread(&db, Ok(()))).await.expect("a write");
     let refused = request.run(db.write::<(), Refusal, _>(|_| {
         Box::pin(async {
-            let entries = PendingEntries::current().expect("the job works for the request");
+            let entries = PendingEntries::current().expect("the operation works for the request");
             entries.add(entry());
             Err(Refusal)
         })
@@ -230,7 +230,7 @@ async fn a_task_of_its_own_writes_for_the_request_that_it_carries_on(db: Db) {
         waits.await.expect("the test goes on");
         insert_thread(&writer, Ok(())).await
     };
-    let carried = lazy(|_| RowAccess::carry(PendingEntries::carry(writes)));
+    let carried = lazy(|_| RowAccess::in_current(PendingEntries::in_current(writes)));
     let work = request.run(carried).await;
     let tasks = tokio_util::task::TaskTracker::new();
     let task = tasks.spawn(work);

@@ -384,7 +384,7 @@ async fn blobs_survive_threads_that_are_deleted_at_the_same_time(db: Db) {
                 write!(db, |tx| threads::delete(tx, thread));
             }
         };
-        tasks.push(tokio::spawn(crate::db::RowAccess::carry(work)));
+        tasks.push(tokio::spawn(crate::db::RowAccess::in_current(work)));
     }
     for task in tasks {
         task.await.expect("a task");

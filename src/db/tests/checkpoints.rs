@@ -667,16 +667,16 @@ async fn a_start_that_an_input_follows_is_in_the_log(db: Db) {
         "{copied:?}"
     );
     write!(db, |tx| checkpoints::delete_of_run(tx, thread, run));
-    assert_eq!(read!(db, |tx| events::reach(tx, thread)), Some((1, 1)));
+    assert_eq!(read!(db, |tx| events::bounds(tx, thread)), Some((1, 1)));
 }
 
 async fn a_start_without_a_row_goes_with_the_history_before_its_input(db: Db) {
     let thread = stored_thread(&db).await;
     let run = RunId::mint();
     store_input(&db, thread, run, 7, None, Fact::started_anew(None)).await;
-    assert_eq!(read!(db, |tx| events::reach(tx, thread)), Some((7, 8)));
+    assert_eq!(read!(db, |tx| events::bounds(tx, thread)), Some((7, 8)));
     assert!(write!(db, |tx| retention::keep_latest(tx, thread, Timestamp(9))));
-    assert_eq!(read!(db, |tx| events::reach(tx, thread)), Some((8, 8)));
+    assert_eq!(read!(db, |tx| events::bounds(tx, thread)), Some((8, 8)));
     let log = read!(db, |tx| events::read(tx, thread, 0, 10));
     assert_eq!(log.iter().map(|event| event.seq).collect::<Vec<_>>(), [8]);
 }

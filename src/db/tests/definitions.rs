@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, raw_sql};
 use super::{Db, end_run, on_both, page, read, run_at, stored_thread, thread_at, write};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Engine, assistants, definitions, runs, threads};
-use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
+use crate::definition::{AgentDefinition, DefinitionDigest, DefinitionSource, DefinitionVersion};
 use crate::domain::access::Ownership;
 use crate::domain::assistant::Assistant;
 use crate::domain::id::AssistantId;
@@ -43,7 +43,7 @@ async fn store_version(db: &Db, graph_id: &'static str, prompt: &str, now: i64) 
         tx,
         graph_id,
         &definition,
-        &Provenance::Client,
+        &DefinitionSource::Client,
         Timestamp(now)
     ));
     version.number
@@ -55,7 +55,7 @@ async fn only_a_changed_definition_gets_a_new_version(db: Db) {
     assert_eq!(store_version(&db, "a", "two", 3).await, 2);
     assert_eq!(store_version(&db, "a", "one", 4).await, 3);
     assert_eq!(store_version(&db, "b", "one", 5).await, 1);
-    let file = Provenance::File("agents/a".to_owned());
+    let file = DefinitionSource::File("agents/a".to_owned());
     let definition = saying("one");
     let at = file.clone();
     assert_eq!(
@@ -68,7 +68,7 @@ async fn only_a_changed_definition_gets_a_new_version(db: Db) {
         .map(|v| (v.number, v.definition.system_prompt.parts()[0], v.created_at.0))
         .collect();
     assert_eq!(shown, [(4, "one", 6), (3, "one", 4), (2, "two", 3), (1, "one", 1)]);
-    assert_eq!(all[0].provenance, file);
+    assert_eq!(all[0].definition_source, file);
     // The order of keys matters to models, so it must be stored.
     assert_eq!(all[3].definition.text(), saying("one").text());
     assert_eq!(
@@ -87,7 +87,7 @@ async fn only_a_changed_definition_gets_a_new_version(db: Db) {
 
 async fn definitions_that_are_stored_together_get_the_versions_of_single_ones(db: Db) {
     let first = |graph_id: &str, prompt: &str| {
-        DefinitionVersion::first(graph_id, saying(prompt), Provenance::Client, Timestamp(5))
+        DefinitionVersion::first(graph_id, saying(prompt), DefinitionSource::Client, Timestamp(5))
     };
     store_version(&db, "same", "one", 1).await;
     store_version(&db, "changed", "one", 1).await;
@@ -134,7 +134,7 @@ async fn versions_of_a_client_are_there_for_its_tenant_only(db: Db) {
     let acme = tenant("acme");
     write!(db, |tx| definitions::put(tx, "a", 1, &acme));
     let definition = saying("of a file");
-    let file = Provenance::File("agents/a".to_owned());
+    let file = DefinitionSource::File("agents/a".to_owned());
     write!(db, |tx| definitions::keep(tx, "a", &definition, &file, Timestamp(2)));
     for (name, there) in [(None, vec![2, 1]), (Some("acme"), vec![2, 1]), (Some("other"), vec![2])] {
         let reader = name.map(tenant);
@@ -265,7 +265,10 @@ async fn an_agent_of_a_client_is_listed_until_it_is_removed(db: Db) {
     assert_eq!(read!(db, |tx| definitions::newest(tx, "a")), None);
     let digest = saying("two").digest();
     assert_eq!(read!(db, |tx| definitions::find(tx, &digest)), Some(saying("two")));
-    assert_eq!(read!(db, |tx| definitions::find(tx, &Digest("none".to_owned()))), None);
+    assert_eq!(
+        read!(db, |tx| definitions::find(tx, &DefinitionDigest("none".to_owned()))),
+        None
+    );
 }
 
 /// Returns the request of a run that is pinned to a definition.

@@ -72,13 +72,13 @@ async fn a_repeated_request_gets_the_stored_response(db: Db) {
         IdempotentOutcome::Replayed(kept_run.clone()),
     ] {
         let kept = kept_run.clone();
-        let job = db.write_once(
+        let operation = db.write_once(
             Some(key("r", "")),
             BEGIN,
             move |()| kept,
             |_| Box::pin(async { Ok::<_, Refusal>(()) }),
         );
-        assert_eq!(job.await, Ok(once));
+        assert_eq!(operation.await, Ok(once));
     }
 }
 

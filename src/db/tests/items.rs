@@ -18,6 +18,7 @@ on_both! {
     items_are_written_read_and_deleted,
     files_in_items_are_described,
     files_behind_the_limit_of_what_is_read_are_not_described,
+    keys_of_a_path_and_below_it_are_listed_in_order,
     a_search_covers_a_namespace_and_those_below_it,
     searches_are_paged,
     filters_find_items_by_value,
@@ -187,6 +188,37 @@ async fn files_behind_the_limit_of_what_is_read_are_not_described(db: Db) {
     // A batch has 32 items.
     assert_eq!(described(55_000).await, keys[..64]);
     assert_eq!(described(1).await, keys[..32]);
+}
+
+async fn keys_of_a_path_and_below_it_are_listed_in_order(db: Db) {
+    for key in [
+        "/a", "/a!", "/a-b/c", "/a.md", "/a/b", "/a/b/c", "/a/é", "/a0", "/b", "0", "a/b", "/A/b",
+    ] {
+        put(&db, draft("n", key, json!({"content": "x"})), 1).await;
+    }
+    put(&db, draft("n.below", "/a/below", json!({"content": "x"})), 1).await;
+    put(&db, short_lived("n", "/a/expired"), 1).await;
+    let listed = async |at: &'static str, most: usize| {
+        let space = Ownership::default();
+        let place = namespace("n");
+        read!(db, |tx| items::keys(
+            tx,
+            &space,
+            &place,
+            at,
+            most,
+            Timestamp(100_000_000)
+        ))
+    };
+    assert_eq!(listed("/a", 9).await, ["/a", "/a/b", "/a/b/c", "/a/é"]);
+    assert_eq!(listed("/a", 2).await, ["/a", "/a/b"]);
+    assert_eq!(listed("/a/b", 9).await, ["/a/b", "/a/b/c"]);
+    assert_eq!(listed("/a.md", 9).await, ["/a.md"]);
+    assert_eq!(listed("/none", 9).await, [""; 0]);
+    let all = [
+        "/A/b", "/a", "/a!", "/a-b/c", "/a.md", "/a/b", "/a/b/c", "/a/é", "/a0", "/b",
+    ];
+    assert_eq!(listed("/", 99).await, all);
 }
 
 async fn a_search_covers_a_namespace_and_those_below_it(db: Db) {

@@ -19,7 +19,7 @@ const FORMER: &str = "\
     update checkpoints set lane = zeroblob(16) where lane = x''; \
     update events set lane = zeroblob(16) where lane = x''; \
     delete from _sqlx_migrations where description in ('lean log', 'former log')";
-/// What there is when a server has ended after the tables changed places.
+/// The statement that makes the database look as if a server had ended after the tables changed places.
 const NOT_RECORDED: &str = "delete from _sqlx_migrations where description in ('lean log', 'former log')";
 
 /// Stores steps of a main agent and of a subagent on a thread, and another event.

@@ -535,9 +535,10 @@ async fn due_and_running_runs_are_counted(db: Db) {
         queue(1000).await,
         runs::QueueDepth {
             due: 2,
-            oldest: Some(Timestamp(2)),
+            oldest: Some(Timestamp(1000)),
             running: 1
-        }
+        },
+        "no server can begin the second run of the first thread"
     );
 }
 

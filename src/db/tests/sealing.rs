@@ -22,7 +22,7 @@ use crate::db::{
     Db, DbError, DbResult, MasterKeys, RekeyTarget, Tx, assistants, checkpoints, crons, definitions, deliveries,
     events, interrupts, runs, threads,
 };
-use crate::definition::{AgentDefinition, Provenance};
+use crate::definition::{AgentDefinition, DefinitionSource};
 use crate::domain::access::Ownership;
 use crate::domain::assistant::Assistant;
 use crate::domain::checkpoint::{Entry, Lane};
@@ -265,7 +265,7 @@ async fn store_definition(db: &Db, definition: &AgentDefinition) {
         tx,
         "agent",
         &definition,
-        &Provenance::Client,
+        &DefinitionSource::Client,
         Timestamp(1)
     ));
 }
@@ -731,7 +731,7 @@ async fn an_erased_tenant_cannot_be_read_from_a_backup(place: &Place) {
     let ann = store(&db, ownership("acme", "ann"), MARKER).await;
     let bob = store(&db, ownership("other", "bob"), "of bob").await;
     let run = ann.run.id;
-    // What a backup of the table would bring back.
+    // A backup of the table would bring this back.
     let request: String = read!(db, |tx| async {
         const SQL: &str = "select request from runs where run_id = $1";
         Ok(on_engine!(tx, |conn| query_scalar(SQL)

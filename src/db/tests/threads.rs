@@ -353,7 +353,7 @@ async fn every_change_has_a_new_version(db: Db) {
         .is_some()
     );
     assert_ne!(version(read!(db, |tx| threads::versions(tx, &ids))), before);
-    assert_eq!(read!(db, |tx| events::reach(tx, id)), None);
+    assert_eq!(read!(db, |tx| events::bounds(tx, id)), None);
     let run = RunId::mint();
     let lane = Lane::Main;
     let at = Timestamp(9);
@@ -368,5 +368,5 @@ async fn every_change_has_a_new_version(db: Db) {
         });
         async move { events::insert(tx, &facts).await }
     });
-    assert_eq!(read!(db, |tx| events::reach(tx, id)), Some((3, 5)));
+    assert_eq!(read!(db, |tx| events::bounds(tx, id)), Some((3, 5)));
 }

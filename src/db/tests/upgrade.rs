@@ -9,7 +9,7 @@ use crate::db::{migration, upgrade};
 const NOT_FINISHED: &str = "alter table workers drop constraint reads_short_texts; \
     alter table runs drop constraint reads_short_texts; alter table jobs drop constraint reads_short_texts";
 
-/// What servers of the former release have left: a run at work, one that has ended, and a job.
+/// Rows that servers of the former release have left: a run at work, one that has ended, and a job.
 const LEFT: &str = "\
     insert into threads (thread_id, tenant, owner, status, metadata, config, created_at, updated_at, state_updated_at) \
     select gen_random_uuid(), 't', '', 'busy', '{}', '{}', n, n, n from generate_series(1, 2) n; \

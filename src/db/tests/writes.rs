@@ -100,10 +100,10 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
     );
 }
 
-/// Runs a numbered job alone, and then together with others in one transaction.
-async fn alone_and_together<F: Future<Output = ()>>(job: impl Fn(i64) -> F) {
+/// Runs a numbered operation alone, and then together with others in one transaction.
+async fn alone_and_together<F: Future<Output = ()>>(operation: impl Fn(i64) -> F) {
     for together in [1, 16] {
-        join_all((0..together).map(&job)).await;
+        join_all((0..together).map(&operation)).await;
     }
 }
 
@@ -253,8 +253,8 @@ async fn a_job_finishes_without_its_caller(db: Db) {
         })
     });
     tokio::select! {
-        _ = write => panic!("the job takes longer than that"),
-        begun = has_begun => begun.expect("the job begins"),
+        _ = write => panic!("the operation takes longer than that"),
+        begun = has_begun => begun.expect("the operation begins"),
     }
     db.close().await;
     let again = db

@@ -11,7 +11,7 @@ const RESERVED: [&str; 2] = ["search", "validate"];
 
 /// Returns the reason why no agent can have this `graph_id`.
 pub(super) fn graph_id_problem(graph_id: &str) -> Option<String> {
-    // What begins with a period is a way through folders for some clients, and hidden on some disks.
+    // A leading period is a way through folders for some clients, and hidden on some disks.
     if !is_word(graph_id, LONGEST, ".") || graph_id.starts_with('.') {
         let allowed = "must be 1 to 128 letters, digits, `_`, `-` or `.`, and not begin with a `.`";
         return Some(format!("the graph_id {graph_id:?} {allowed}"));

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::super::builtins::APPROVAL;
 use super::super::mcp::McpReference;
 use super::super::{
-    AgentDefinition, FieldPath, Permission, Policy, SubagentDefinition, SubagentMode, call_rules, inherit, permission,
-    policy, suggestion,
+    AgentDefinition, FieldPath, Permission, Policy, SubagentDefinition, SubagentMode, Workspace, call_rules, inherit,
+    permission, policy, suggestion,
 };
 use super::{Check, is_among, is_known_tool, toolset};
 
@@ -20,6 +20,7 @@ impl Check<'_> {
         self.findings
             .extend(permission::check(&permissions, &agent.permissions));
         self.permitted_tools(&permissions, &agent.permissions);
+        self.limits_of_files(agent);
         let general = &agent.general_purpose_subagent;
         let field = FieldPath::of(["general_purpose_subagent"]);
         let fields = [(APPROVAL, general.interrupt_on.is_some())];
@@ -60,16 +61,45 @@ impl Check<'_> {
         }
     }
 
+    /// Warns of limits that belong to the file tools, for an agent without them.
+    fn limits_of_files(&mut self, agent: &AgentDefinition) {
+        if agent.files != Workspace::None {
+            return;
+        }
+        let limits = |result: Option<u32>, message: Option<u32>| {
+            [
+                ("tool_token_limit_before_evict", result),
+                ("human_message_token_limit_before_evict", message),
+            ]
+        };
+        let own = limits(
+            agent.tool_token_limit_before_evict,
+            agent.human_message_token_limit_before_evict,
+        );
+        let mut all = vec![(FieldPath::default(), own)];
+        all.extend(agent.subagents.iter().enumerate().map(|(at, subagent)| {
+            let own = limits(
+                subagent.tool_token_limit_before_evict,
+                subagent.human_message_token_limit_before_evict,
+            );
+            (FieldPath::of(["subagents"]).then(at), own)
+        }));
+        for (place, limits) in all {
+            for (name, _) in limits.into_iter().filter(|(_, limit)| limit.is_some()) {
+                let message = "is without effect with `files = \"none\"`: the rest would be in a file";
+                self.warn(&place.then(name), message);
+            }
+        }
+    }
+
     /// Warns of policies in `list` that name tools that their agent, which has `tools`, lacks.
     fn tools_of_policies(&mut self, list: &FieldPath, policies: &[Policy], tools: &BTreeSet<&str>) {
         for (at, policy) in policies.iter().enumerate() {
-            let Some((setting, names)) = policy.named_tools() else {
-                continue;
-            };
-            for (number, tool) in names.into_iter().enumerate().filter(|(_, tool)| !is_among(tool, tools)) {
+            let named = policy.named_tools(&list.then(at)).into_iter();
+            for (field, tool) in named.filter(|(_, tool)| !is_among(tool, tools)) {
                 let known = suggestion(tool, tools.iter().copied(), "it has");
                 let message = format!("the agent has no tool `{tool}`, so that the name is without effect; {known}");
-                self.warn(&list.then(at).then(setting).then(number), message);
+                self.warn(&field, message);
             }
         }
     }
@@ -163,6 +193,31 @@ mod tests {
             reported[2].starts_with("subagents[0].tools: differs from the caller's"),
             "{reported:#?}"
         );
+    }
+
+    #[test]
+    fn limits_of_file_tools_are_reported_where_there_are_none() {
+        let context = ValidationContext {
+            providers: ["scripted".to_owned()].into_iter().collect(),
+            clients: ClientRules::everything(),
+            ..ValidationContext::default()
+        };
+        let reported = |files: &str| -> Vec<String> {
+            let subagent = json!({"name": "reader", "description": "Reads what others have written.",
+                "human_message_token_limit_before_evict": 9_000});
+            let body = json!({"model": "scripted:x", "files": files, "tool_token_limit_before_evict": 9_000,
+                "subagents": [subagent]});
+            let findings = validate("a", body, &context).findings;
+            findings.iter().map(|finding| finding.field.to_string()).collect()
+        };
+        assert_eq!(reported("state"), [""; 0]);
+        let fields = [
+            "subagents[0].human_message_token_limit_before_evict",
+            "tool_token_limit_before_evict",
+        ];
+        let mut found = reported("none");
+        found.sort();
+        assert_eq!(found, fields);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::super::{AgentDefinition, FieldPath, SkillSource, SubagentDefinition};
 use super::Check;
 
 /// The skills and the memory of an agent or a subagent.
-pub(super) struct Knowledge<'a> {
+pub(super) struct SkillsAndMemory<'a> {
     skills: &'a [SkillSource],
     skill_tools: &'a [String],
     memory: &'a [String],
@@ -14,7 +14,7 @@ pub(super) struct Knowledge<'a> {
     tools: &'a [String],
 }
 
-impl<'a> Knowledge<'a> {
+impl<'a> SkillsAndMemory<'a> {
     pub(super) fn of_agent(agent: &'a AgentDefinition) -> Self {
         Self {
             skills: &agent.skills,
@@ -35,25 +35,24 @@ impl<'a> Knowledge<'a> {
 }
 
 impl Check<'_> {
-    pub(super) fn knowledge(&mut self, field: &FieldPath, knowledge: &Knowledge<'_>) {
-        self.findings
-            .extend(check_skills(&field.then("skills"), knowledge.skills));
+    pub(super) fn skills_and_memory(&mut self, field: &FieldPath, given: &SkillsAndMemory<'_>) {
+        self.findings.extend(check_skills(&field.then("skills"), given.skills));
         self.findings.extend(check_paths(
             &field.then("memory"),
-            knowledge.memory.iter().map(String::as_str),
+            given.memory.iter().map(String::as_str),
         ));
         let field = field.then("skill_tools");
-        if !knowledge.skill_tools.is_empty() && knowledge.skills.is_empty() {
+        if !given.skill_tools.is_empty() && given.skills.is_empty() {
             self.error(&field, "goes with `skills` only: a skill that was read discloses them");
         }
-        self.tools(&field, knowledge.skill_tools);
-        for (at, tool) in knowledge.skill_tools.iter().enumerate() {
+        self.tools(&field, given.skill_tools);
+        for (at, tool) in given.skill_tools.iter().enumerate() {
             // All tools of a server may be there from the start but for some.
             let disclosed = ToolNames::of([tool]);
             let is_there = |other: &&String| {
                 !other.ends_with("/*") && disclosed.contains(&model_tool_name(other)) || *other == tool
             };
-            if let Some(other) = knowledge.tools.iter().find(is_there) {
+            if let Some(other) = given.tools.iter().find(is_there) {
                 let message =
                     format!("`{other}` is in `tools`, too; a tool that skills disclose is not there from the start");
                 self.error(&field.then(at), message);

@@ -23,7 +23,7 @@ pub(super) fn of_subagent<'a>(subagent: &'a SubagentDefinition, parent: &'a Agen
 /// Returns the tools of the general-purpose subagent, or of a subagent that would be it.
 pub(super) fn of_general(agent: &AgentDefinition) -> BTreeSet<&str> {
     let spec = agent
-        .general()
+        .general_purpose()
         .map_or_else(|| agent.spec(""), |general| general.spec(agent));
     let mut tools = of_policies(&spec);
     let declared = agent.general_purpose_subagent.tools.as_ref().unwrap_or(&agent.tools);
@@ -31,8 +31,8 @@ pub(super) fn of_general(agent: &AgentDefinition) -> BTreeSet<&str> {
     tools
 }
 
-/// Returns the tools whose calls the rules of an agent may concern: its own, and those of its subagents, which have its
-/// rules unless they have some of their own.
+/// Returns the tools whose calls the rules of an agent may concern: the agent's own tools, and the tools of its
+/// subagents. A subagent without rules of its own has the rules of its parent.
 pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
     let mut tools = of_agent(agent);
     if agent.general_purpose_subagent.enabled {
@@ -52,8 +52,8 @@ pub(super) fn with_delegation<'a>(mut tools: BTreeSet<&'a str>, agent: &AgentDef
     tools
 }
 
-/// Returns the tools that the policies of an agent bring along: those that a field switches on, and those that it lists
-/// and that have no field.
+/// Returns the tools of an agent's policies: of policies that a field switches on, and of listed policies without a
+/// field.
 fn of_policies(spec: &AgentSpec) -> BTreeSet<&'static str> {
     let mut tools: BTreeSet<&str> = spec.store.tools().iter().copied().collect();
     if spec.ask_user {

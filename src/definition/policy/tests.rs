@@ -212,9 +212,7 @@ fn what_nobody_can_hand_down_or_block_is_refused() {
 fn a_policy_that_names_a_tool_which_the_agent_lacks_is_reported() {
     let with_settings = || RegisteredPolicy::new(|_| Some(vec![]));
     let context = ValidationContext {
-        middleware: ["RubricMiddleware", "LLMToolSelectorMiddleware", "LLMToolEmulator"]
-            .map(|name| (name.to_owned(), with_settings()))
-            .into(),
+        middleware: WITH_TOOLS.map(|(name, _)| (name.to_owned(), with_settings())).into(),
         mcp_servers: ["docs".to_owned()].into(),
         ..context()
     };
@@ -225,16 +223,23 @@ fn a_policy_that_names_a_tool_which_the_agent_lacks_is_reported() {
         findings.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let fine = json!([{"name": "RubricMiddleware", "tools": ["read_file", "lookup", "docs/search", "docs/*"]},
-        {"name": "LLMToolSelectorMiddleware", "always_include": ["task", "write_todos"]}, "TodoListMiddleware"]);
+        {"name": "LLMToolSelectorMiddleware", "always_include": ["task", "write_todos"]}, "TodoListMiddleware",
+        {"name": "ToolCallLimitMiddleware", "tool": "docs/search"}, {"name": "ToolRetryMiddleware"},
+        {"name": "ContextEditingMiddleware", "exclude_tools": ["lookup"]}]);
     assert_eq!(reported(fine, json!([])), [""; 0]);
     let wrong = json!([{"name": "LLMToolEmulator", "tools": ["lookup", "publish"]},
-        {"name": "RubricMiddleware", "tools": ["store_get"]}]);
+        {"name": "RubricMiddleware", "tools": ["store_get"]}, {"name": "ToolCallLimitMiddleware", "tool": "lokup"},
+        {"name": "ToolRetryMiddleware", "tools": ["publish"]},
+        {"name": "ContextEditingMiddleware", "exclude_tools": ["lookup", "publish"]}]);
     let reader = json!([{"name": "reader", "description": "Reads what others have written.", "tools": ["publish"],
         "middleware": [{"name": "RubricMiddleware", "tools": ["lookup"]}]}]);
     let found = reported(wrong, reader);
     let places = [
         "middleware[0].tools[1]: the agent has no tool `publish`",
         "middleware[1].tools[0]: the agent has no tool `store_get`",
+        "middleware[2].tool: the agent has no tool `lokup`, so that the name is without effect; did you mean `lookup`?",
+        "middleware[3].tools[0]: the agent has no tool `publish`",
+        "middleware[4].exclude_tools[1]: the agent has no tool `publish`",
         "subagents[0].middleware[0].tools[0]: the agent has no tool `lookup`",
     ];
     assert_eq!(found.len(), places.len(), "{found:#?}");

@@ -65,7 +65,7 @@ impl Machine {
             self.withdraw_answers_of_hook();
         }
         if is_carried {
-            self.carry(id, CheckpointSource::Update, node, vec![update])
+            self.add_carried_checkpoint(id, CheckpointSource::Update, node, vec![update])
         } else {
             self.append_entry(id, CheckpointSource::Update, node, vec![update])
         }
@@ -186,11 +186,17 @@ impl Machine {
     /// Carries the current step on to a checkpoint of its own, with its interrupts, answers and tasks. A run that brings
     /// answers to an older checkpoint continues from it in this way, on a branch that is the newest from then on.
     pub fn carry_on(&mut self, id: CheckpointId) -> Entry {
-        self.carry(id, CheckpointSource::Fork, START, vec![])
+        self.add_carried_checkpoint(id, CheckpointSource::Fork, START, vec![])
     }
 
     /// Adds a checkpoint to which the current step is carried on.
-    fn carry(&mut self, id: CheckpointId, source: CheckpointSource, node: &str, writes: Vec<Update>) -> Entry {
+    fn add_carried_checkpoint(
+        &mut self,
+        id: CheckpointId,
+        source: CheckpointSource,
+        node: &str,
+        writes: Vec<Update>,
+    ) -> Entry {
         let base = self.step_base().checkpoint();
         let entry = self.append_entry(id, source, node, writes);
         self.position.carried_from = base;

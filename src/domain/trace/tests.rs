@@ -87,5 +87,5 @@ fn a_tracer_that_is_off_does_nothing() {
     let scope = Tracer::default().scope(SpanContext::parse(PARENT, None));
     assert_eq!(scope.context(), None);
     assert!(scope.begin(SpanKind::Client).is_none());
-    assert_eq!(Tracer::default().enter(None), None);
+    assert_eq!(Tracer::default().begin_server_span(None), None);
 }

@@ -251,7 +251,7 @@ fn index_in<T: PartialEq>(list: &mut Vec<Arc<T>>, value: &Arc<T>) -> usize {
 
 /// Returns the size of a value as text, with the comma after it.
 fn size_of<T: Serialize>(value: &T) -> usize {
-    // What cannot be written has no room anywhere.
+    // A value that cannot be written has no room anywhere.
     serde_json::to_string(value).map_or(usize::MAX / 8, |text| text.len() + 1)
 }
 

@@ -127,10 +127,10 @@ impl Carrier {
 }
 
 /// A thread whose chunks a server wants; or any server, if they are sent to all at once.
-type WantedKey = (ThreadId, Option<LiveAddress>);
+type RequestedKey = (ThreadId, Option<LiveAddress>);
 
 /// The state of the chunks of one thread for one server.
-struct Wanted {
+struct RequestedChunks {
     /// The number up to which the server has them; none if it has none yet.
     sent: Option<i64>,
     /// The time at which the first of them were sent; none if some that followed were not.
@@ -147,13 +147,13 @@ struct Exchange {
     events: Events,
     limits: LiveLimits,
     metrics: LiveMetrics,
-    wanted: Mutex<HashMap<WantedKey, Wanted>>,
+    wanted: Mutex<HashMap<RequestedKey, RequestedChunks>>,
     /// Notified when a server wants chunks.
     has_wanted: Notify,
 }
 
 impl Exchange {
-    fn wanted(&self) -> MutexGuard<'_, HashMap<WantedKey, Wanted>> {
+    fn wanted(&self) -> MutexGuard<'_, HashMap<RequestedKey, RequestedChunks>> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -271,7 +271,7 @@ impl Exchange {
                 self.metrics.unsent(UnsentReason::TooManyThreads, 1);
                 continue;
             }
-            let known = wanted.entry(key).or_insert(Wanted {
+            let known = wanted.entry(key).or_insert(RequestedChunks {
                 sent: None,
                 begun: None,
                 until,
@@ -364,7 +364,7 @@ impl Exchange {
     }
 
     /// Takes the new events of the wanted threads that have a run here, in parts of at most `max_chunks` bytes.
-    fn new_parts(&self, max_chunks: usize) -> Vec<(WantedKey, ChunkPart)> {
+    fn new_parts(&self, max_chunks: usize) -> Vec<(RequestedKey, ChunkPart)> {
         let mut found = vec![];
         let mut wanted = self.wanted();
         for (key, wanted) in wanted.iter_mut() {
@@ -387,7 +387,11 @@ impl Exchange {
     }
 
     /// Returns the parts that the allowance permits.
-    fn allowed(&self, parts: Vec<(WantedKey, ChunkPart)>, allowance: &mut Allowance) -> Vec<(WantedKey, ChunkPart)> {
+    fn allowed(
+        &self,
+        parts: Vec<(RequestedKey, ChunkPart)>,
+        allowance: &mut Allowance,
+    ) -> Vec<(RequestedKey, ChunkPart)> {
         allowance.grow();
         let mut allowed = Vec::with_capacity(parts.len());
         for (key, part) in parts {
@@ -404,7 +408,7 @@ impl Exchange {
     }
 
     /// Sends parts over `NOTIFY`.
-    async fn notify_of(&self, parts: Vec<(WantedKey, ChunkPart)>) -> DbResult<()> {
+    async fn notify_of(&self, parts: Vec<(RequestedKey, ChunkPart)>) -> DbResult<()> {
         let tenants = self.tenants_if_sealing(&parts).await?;
         let chunks = parts.iter().map(|(_, part)| part.chunks).sum();
         let mut by_server: HashMap<Option<LiveAddress>, Vec<ChunkPart>> = HashMap::new();
@@ -440,7 +444,7 @@ impl Exchange {
     /// Returns the tenants of the threads of these parts, if what is sent has to be sealed.
     async fn tenants_if_sealing(
         &self,
-        parts: &[(WantedKey, ChunkPart)],
+        parts: &[(RequestedKey, ChunkPart)],
     ) -> DbResult<Option<HashMap<ThreadId, String>>> {
         if !self.events.db.is_sealing() {
             return Ok(None);
@@ -502,7 +506,7 @@ fn next_events(log: &ThreadLog, sent: Option<i64>) -> Option<(i64, Vec<Arc<crate
     let mut after = sent.unwrap_or(-1);
     loop {
         match log.buffered_of_thread(after) {
-            // What is not in memory any more is stored, or lost to slow readers.
+            // Events that are not in memory any more are stored, or lost to slow readers.
             Buffered::Stored(Some(floor)) => after = floor,
             Buffered::Stored(None) => return None,
             Buffered::Events(events) if events.is_empty() => return None,

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::log::ThreadLog;
 use super::message::{self, ChunkPart};
-use super::{Carrier, Exchange, NatsSettings, RENEWAL, WantedKey, seal_parts};
+use super::{Carrier, Exchange, NatsSettings, RENEWAL, RequestedKey, seal_parts};
 use crate::db::{self, DbResult};
 use crate::domain::id::ThreadId;
 use crate::domain::nats::NatsLogin;
@@ -539,7 +539,7 @@ impl Exchange {
     }
 
     /// Publishes parts over NATS.
-    pub(super) async fn publish(&self, session: &NatsSession, parts: Vec<(WantedKey, ChunkPart)>) -> DbResult<()> {
+    pub(super) async fn publish(&self, session: &NatsSession, parts: Vec<(RequestedKey, ChunkPart)>) -> DbResult<()> {
         let tenants = self.tenants_if_sealing(&parts).await?;
         let mut parts: Vec<ChunkPart> = parts.into_iter().map(|(_, part)| part).collect();
         if let Some(tenants) = tenants {

@@ -290,7 +290,7 @@ fn events_that_are_sent_again_from_an_earlier_number_replace_those_in_memory() {
     log.follow(0, 4, [chunk(1), chunk(3)]);
     log.follow(4, 8, [chunk(6), chunk(7), chunk(8)]);
     assert_eq!(seen(&log, 0), Some(vec![1, 3, 6, 7, 8]));
-    // Those that are known are not read twice.
+    // Known events are not read twice.
     log.follow_again(0);
     log.follow(0, 4, [chunk(1), chunk(3)]);
     assert_eq!(seen(&log, 0), Some(vec![1, 3, 6, 7, 8]));

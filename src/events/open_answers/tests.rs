@@ -10,7 +10,7 @@ struct Play {
 }
 
 /// An answer with its agent.
-struct Speaker {
+struct AnsweringAgent {
     origin: Arc<Origin>,
     head: Arc<AnswerHead>,
     ordinal: u32,
@@ -35,19 +35,19 @@ impl Play {
         }))
     }
 
-    fn piece(&mut self, speaker: &mut Speaker, chunk: Chunk) -> SlotContent {
+    fn piece(&mut self, agent: &mut AnsweringAgent, chunk: Chunk) -> SlotContent {
         let delta = Delta {
-            answer: Arc::clone(&speaker.head),
-            ordinal: speaker.ordinal,
+            answer: Arc::clone(&agent.head),
+            ordinal: agent.ordinal,
             chunk,
         };
-        speaker.ordinal += 1;
-        let origin = Arc::clone(&speaker.origin);
+        agent.ordinal += 1;
+        let origin = Arc::clone(&agent.origin);
         self.event(&origin, EventBody::Delta(delta))
     }
 }
 
-fn speaker(message: &str, lane: Lane) -> Speaker {
+fn agent(message: &str, lane: Lane) -> AnsweringAgent {
     let origin = Origin {
         lane,
         namespace: vec![],
@@ -64,7 +64,7 @@ fn speaker(message: &str, lane: Lane) -> Speaker {
         provider: "lab".to_owned(),
         model: "m".to_owned(),
     };
-    Speaker {
+    AnsweringAgent {
         origin: Arc::new(origin),
         head: Arc::new(head),
         ordinal: 0,
@@ -98,8 +98,8 @@ fn shown(answers: &OpenAnswers, run: RunId) -> Vec<String> {
 #[test]
 fn the_pieces_of_all_agents_stand_in_the_order_of_the_log() {
     let mut play = Play::new();
-    let mut main = speaker("m", Lane::Main);
-    let mut child = speaker("c", Lane::Child(RunId::mint()));
+    let mut main = agent("m", Lane::Main);
+    let mut child = agent("c", Lane::Child(RunId::mint()));
     let mut answers = OpenAnswers::default();
     answers.add(&play.event(&Arc::clone(&main.origin), EventBody::Begun(AgentWork::Model)));
     answers.add(&play.piece(&mut main, Chunk::Begin));
@@ -115,7 +115,7 @@ fn the_pieces_of_all_agents_stand_in_the_order_of_the_log() {
 #[test]
 fn texts_that_memory_drops_are_joined_and_the_next_piece_follows_in_number() {
     let mut play = Play::new();
-    let mut main = speaker("m", Lane::Main);
+    let mut main = agent("m", Lane::Main);
     let mut answers = OpenAnswers::default();
     let chunks = [
         Chunk::Begin,
@@ -150,8 +150,8 @@ fn texts_that_memory_drops_are_joined_and_the_next_piece_follows_in_number() {
 fn an_answer_ends_with_the_step_of_its_agent() {
     let mut play = Play::new();
     let lane = Lane::Child(RunId::mint());
-    let mut main = speaker("m", Lane::Main);
-    let mut child = speaker("c", lane);
+    let mut main = agent("m", Lane::Main);
+    let mut child = agent("c", lane);
     let mut answers = OpenAnswers::default();
     answers.add(&play.piece(&mut main, Chunk::Begin));
     answers.add(&play.piece(&mut child, Chunk::Begin));
@@ -167,8 +167,8 @@ fn an_answer_ends_with_the_step_of_its_agent() {
 #[test]
 fn an_answer_that_is_void_or_lacks_a_piece_is_forgotten() {
     let mut play = Play::new();
-    let mut first = speaker("m", Lane::Main);
-    let mut second = speaker("n", Lane::Main);
+    let mut first = agent("m", Lane::Main);
+    let mut second = agent("n", Lane::Main);
     let mut answers = OpenAnswers::default();
     answers.add(&play.piece(&mut first, Chunk::Begin));
     answers.add(&play.piece(&mut second, Chunk::Begin));

@@ -1,5 +1,7 @@
 //! Readers of a database in memory and a log that the test writes.
 
+use std::time::Duration;
+
 use serde_json::Map;
 
 use super::*;

@@ -15,10 +15,22 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::domain::time::Timestamp;
+
+/// The kinds of frames of HTTP/2 (RFC 9113, 6).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+/// The window of a stream of HTTP/2 at its beginning, in bytes.
+const WINDOW: usize = 65_535;
 
 /// A running server.
 struct Served {
     address: SocketAddr,
+    metrics: Metrics,
     shutdown: CancellationToken,
     serving: JoinHandle<()>,
 }
@@ -27,9 +39,11 @@ async fn served(router: Router) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     let shutdown = CancellationToken::new();
-    let serving = tokio::spawn(serve(listener, router, usize::MAX, shutdown.clone()));
+    let metrics = Metrics::new(Timestamp(0), []);
+    let serving = tokio::spawn(serve(listener, router, usize::MAX, metrics.clone(), shutdown.clone()));
     Served {
         address,
+        metrics,
         shutdown,
         serving,
     }
@@ -38,6 +52,12 @@ async fn served(router: Router) -> Served {
 impl Served {
     async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address).await.expect("a connection")
+    }
+
+    /// Returns whether this many clients were disconnected since they took nothing.
+    fn has_stalled(&self, clients: usize) -> bool {
+        let line = format!("adjutant_stalled_clients_total {clients}");
+        self.metrics.text(None).lines().any(|found| found == line)
     }
 }
 
@@ -244,14 +264,134 @@ async fn an_http_1_0_client_gets_a_stream_without_chunks() {
     );
 }
 
-#[tokio::test]
-async fn a_disconnect_from_an_idle_stream_is_noticed_at_once() {
-    struct Told(Arc<Notify>);
-    impl Drop for Told {
-        fn drop(&mut self) {
-            self.0.notify_one();
+/// Notifies when it is dropped.
+struct Told(Arc<Notify>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+/// A route that streams as much as the client takes, and a notification of the end of the stream.
+fn endless() -> (axum::routing::MethodRouter, Arc<Notify>) {
+    static PIECE: [u8; 16 * 1024] = [b'x'; 16 * 1024];
+    let gone = Arc::new(Notify::new());
+    let notify = Arc::clone(&gone);
+    let body = move || {
+        let told = Told(Arc::clone(&notify));
+        Body::from_stream(stream::repeat_with(move || {
+            let _told = &told;
+            Ok::<_, io::Error>(Bytes::from_static(&PIECE))
+        }))
+    };
+    (streaming(body), gone)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_whose_client_takes_nothing_is_ended() {
+    let (route, gone) = endless();
+    let server = served(Router::new().route("/", route)).await;
+    let mut stream = server.connect().await;
+    let started = Instant::now();
+    send(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    gone.notified().await;
+    assert!(started.elapsed() >= IDLE_TIMEOUT, "{:?}", started.elapsed());
+    assert!(started.elapsed() < IDLE_TIMEOUT * 2, "{:?}", started.elapsed());
+    assert!(server.has_stalled(1));
+}
+
+/// A frame of HTTP/2 (RFC 9113, 4.1).
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).expect("a short frame");
+    [&[0, 0, length, kind, flags, 0, 0, 0, stream][..], payload].concat()
+}
+
+/// The frame of a request for a path, with its fields in the shortest form (RFC 7541): a GET.
+fn get_frame(stream: u8, path: &str) -> Vec<u8> {
+    let length = u8::try_from(path.len()).expect("a short path");
+    let fields = [&[0x82, 0x86, 0x01, 1, b'x', 0x04, length][..], path.as_bytes()].concat();
+    frame(HEADERS, 0x05, stream, &fields)
+}
+
+/// Connects over HTTP/2, and asks for a path on the first stream. All streams together have a window of more than 2 MiB.
+async fn asks_over_http_2(server: &Served, path: &str) -> TcpStream {
+    let mut connection = server.connect().await;
+    send(&mut connection, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    send(&mut connection, &frame(SETTINGS, 0, 0, &[])).await;
+    send(&mut connection, &frame(WINDOW_UPDATE, 0, 0, &[0, 0x20, 0, 0])).await;
+    send(&mut connection, &get_frame(1, path)).await;
+    connection
+}
+
+/// Reads a frame of HTTP/2. Returns its kind, the number of its stream and its payload.
+async fn next_frame(connection: &mut TcpStream) -> (u8, u8, Vec<u8>) {
+    let mut head = [0; 9];
+    connection.read_exact(&mut head).await.expect("a frame");
+    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+    let mut payload = vec![0; usize::try_from(length).expect("a length")];
+    connection.read_exact(&mut payload).await.expect("its payload");
+    (head[3], head[8], payload)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_http_2_whose_client_takes_only_others_is_ended() {
+    let (route, gone) = endless();
+    let server = served(hello().route("/endless", route)).await;
+    let started = Instant::now();
+    let mut connection = asks_over_http_2(&server, "/endless").await;
+    let mut taken = 0;
+    let reason = loop {
+        match next_frame(&mut connection).await {
+            (DATA, 1, payload) => taken += payload.len(),
+            (RST_STREAM, 1, payload) => break payload,
+            _ => {}
+        }
+    };
+    assert_eq!(reason, [0, 0, 0, 8], "the stream is cancelled");
+    assert_eq!(taken, WINDOW);
+    gone.notified().await;
+    assert!(started.elapsed() >= IDLE_TIMEOUT, "{:?}", started.elapsed());
+    assert!(started.elapsed() < IDLE_TIMEOUT * 2, "{:?}", started.elapsed());
+    assert!(server.has_stalled(1));
+    send(&mut connection, &get_frame(3, "/")).await;
+    let said = loop {
+        if let (DATA, 3, payload) = next_frame(&mut connection).await {
+            break payload;
+        }
+    };
+    assert_eq!(said, b"hello");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_piece_of_a_stream_of_http_2_may_be_taken_slowly() {
+    const LARGE: usize = 512 * 1024;
+    let pieces = || stream::iter([b'x', b'y'].map(|byte| Ok::<_, io::Error>(Bytes::from(vec![byte; LARGE]))));
+    let route = streaming(move || Body::from_stream(pieces()));
+    let server = served(Router::new().route("/", route)).await;
+    let started = Instant::now();
+    let mut connection = asks_over_http_2(&server, "/").await;
+    let mut taken = 0;
+    let mut granted = WINDOW;
+    while taken < 2 * LARGE {
+        match next_frame(&mut connection).await {
+            (DATA, 1, payload) => taken += payload.len(),
+            (PING, 0, payload) => send(&mut connection, &frame(PING, 1, 0, &payload)).await,
+            _ => {}
+        }
+        if taken == granted {
+            sleep(IDLE_TIMEOUT / 4).await;
+            granted += 0x1_0000;
+            send(&mut connection, &frame(WINDOW_UPDATE, 0, 1, &[0, 1, 0, 0])).await;
         }
     }
+    assert_eq!(taken, 2 * LARGE);
+    assert!(started.elapsed() > IDLE_TIMEOUT * 2, "{:?}", started.elapsed());
+    assert!(server.has_stalled(0));
+}
+
+#[tokio::test]
+async fn a_disconnect_from_an_idle_stream_is_noticed_at_once() {
     let gone = Arc::new(Notify::new());
     let notify = Arc::clone(&gone);
     let body = move || {

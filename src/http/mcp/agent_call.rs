@@ -414,7 +414,7 @@ fn in_result(
 }
 
 /// Returns an interrupt as the structured content of a result shows it.
-fn shown(record: &InterruptRecord) -> Value {
+fn interrupt_json(record: &InterruptRecord) -> Value {
     let question = &record.interrupt.question;
     let shown = json!({"id": record.interrupt.id, "value": question.value, "response_schema": question.schema,
         "resolve_url": resolve_path(record)});

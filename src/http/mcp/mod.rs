@@ -91,7 +91,7 @@ pub(super) async fn post(
         .await
         .map_err(|_| ApiError::incomplete_body())?;
     within_limits(&body)?;
-    let used = endpoint.sessions.enter(&parts.headers, client)?;
+    let used = endpoint.sessions.begin_request(&parts.headers, client)?;
     let opening = match used.is_none() && is_initialize(&body) {
         true => Some(endpoint.sessions.make_room(client).await?),
         false => None,
@@ -123,7 +123,7 @@ pub(super) async fn get(
     request: Request,
 ) -> Result<Response, ApiError> {
     let permit = api.open_stream(None, client)?;
-    let used = endpoint.sessions.enter(request.headers(), client)?;
+    let used = endpoint.sessions.begin_request(request.headers(), client)?;
     let events = api.events.clone();
     let response = endpoint.handle(api, request).await;
     // The stream has no end of its own.
@@ -146,7 +146,7 @@ pub(super) async fn delete(
     Extension(endpoint): Extension<McpEndpoint>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let _used = endpoint.sessions.enter(request.headers(), client)?;
+    let _used = endpoint.sessions.begin_request(request.headers(), client)?;
     Ok(endpoint.handle(api, request).await)
 }
 

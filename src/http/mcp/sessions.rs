@@ -79,7 +79,7 @@ impl McpSessions {
     ///
     /// # Errors
     /// 404 if the client has no such session.
-    pub(super) fn enter(
+    pub(super) fn begin_request(
         self: &Arc<Self>,
         headers: &HeaderMap,
         client: ClientId,

@@ -1,4 +1,4 @@
-//! How callers prove who they are, in the API document.
+//! The ways of authentication in the API document.
 
 use utoipa::openapi::security::{
     ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,

@@ -190,7 +190,7 @@ impl AgentFold {
         self.step = Some(entry.step);
         self.answered.clear();
         self.started.clear();
-        // What a command writes comes before the step to which it jumps.
+        // Writes of a command come before the step to which it jumps.
         if entry.source == CheckpointSource::Loop && entry.node != START {
             self.sent.clear();
         }

@@ -75,11 +75,12 @@ pub(in crate::http) async fn get(
     let most = held.messages.bytes();
     // The session is a task of its own.
     let access = RowAccess::of_caller(&api.caller);
+    let metrics = api.metrics.clone();
     let session = move |socket| {
         let session = SocketSession::new(api, path.thread_id, socket, limits, held);
         access.scope(session.run())
     };
-    Ok(upgrade.open(most, session))
+    Ok(upgrade.open(most, metrics, session))
 }
 
 /// A socket whose connection hyper has accepted.

@@ -20,6 +20,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::{Frame, Utf8Bytes};
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
 
 use crate::http::connections::IDLE_TIMEOUT;
+use crate::metrics::Metrics;
 
 /// The size of the pieces in which messages are read, in bytes. A socket keeps a buffer of that size.
 const READ_BUFFER: usize = 8 * 1024;
@@ -42,8 +43,8 @@ impl<S: Send + Sync> FromRequestParts<S> for SocketUpgrade {
     type Rejection = WebSocketUpgradeRejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
-        // What checks the request and makes the response would also take the connection, and send each message as one frame.
-        // So it gets one that never comes.
+        // The extractor that checks the request and makes the response would also take the connection, and send each
+        // message as one frame. So it gets a connection that never comes.
         let connection = parts.extensions.remove::<OnUpgrade>();
         if connection.is_some() {
             parts.extensions.insert(no_connection());
@@ -63,8 +64,8 @@ fn no_connection() -> OnUpgrade {
 
 impl SocketUpgrade {
     /// Returns the response that opens the socket, which `session` serves then. The client may send messages of `largest`
-    /// bytes.
-    pub(super) fn open<F, E>(self, largest: usize, session: F) -> Response
+    /// bytes. If it takes nothing, it is counted in `metrics`.
+    pub(super) fn open<F, E>(self, largest: usize, metrics: Metrics, session: F) -> Response
     where
         F: FnOnce(ClientSocket<TokioIo<Upgraded>>) -> E + Send + 'static,
         E: Future<Output = ()> + Send + 'static,
@@ -73,7 +74,7 @@ impl SocketUpgrade {
         let serving = async move {
             // Otherwise the client has gone.
             if let Ok(upgraded) = connection.await {
-                let socket = ClientSocket::new(TokioIo::new(upgraded), largest).await;
+                let socket = ClientSocket::new(TokioIo::new(upgraded), largest, metrics).await;
                 Box::pin(session(socket)).await;
             }
         };
@@ -89,17 +90,19 @@ impl SocketUpgrade {
 /// A WebSocket to a client.
 pub(super) struct ClientSocket<C> {
     inner: WebSocketStream<C>,
+    metrics: Metrics,
 }
 
 impl<C: AsyncRead + AsyncWrite + Unpin> ClientSocket<C> {
     /// Creates the socket on a connection whose handshake is done. The client may send messages of `largest` bytes.
-    async fn new(connection: C, largest: usize) -> Self {
+    async fn new(connection: C, largest: usize, metrics: Metrics) -> Self {
         let config = WebSocketConfig::default()
             .read_buffer_size(READ_BUFFER)
             .max_message_size(Some(largest))
             .max_frame_size(Some(largest));
         Self {
             inner: WebSocketStream::from_raw_socket(connection, Role::Server, Some(config)).await,
+            metrics,
         }
     }
 
@@ -144,8 +147,12 @@ impl<C: AsyncRead + AsyncWrite + Unpin> ClientSocket<C> {
     }
 
     async fn send(&mut self, message: Message) -> Result<(), Disconnected> {
-        let sent = timeout(IDLE_TIMEOUT, self.inner.send(message)).await;
-        sent.map_err(|_| Disconnected)?.map_err(|_| Disconnected)
+        let Ok(sent) = timeout(IDLE_TIMEOUT, self.inner.send(message)).await else {
+            self.metrics.traffic().record_stalled();
+            tracing::info!("a WebSocket is closed: its client takes nothing");
+            return Err(Disconnected);
+        };
+        sent.map_err(|_| Disconnected)
     }
 }
 
@@ -155,21 +162,28 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
+    use crate::domain::time::Timestamp;
+
+    fn metrics() -> Metrics {
+        Metrics::new(Timestamp(0), [])
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_takes_nothing_is_given_up() {
         let (ours, _theirs) = duplex(FRAME / 2);
-        let mut socket = ClientSocket::new(ours, FRAME).await;
+        let metrics = metrics();
+        let mut socket = ClientSocket::new(ours, FRAME, metrics.clone()).await;
         let begun = Instant::now();
         assert!(socket.send_text("x".repeat(FRAME).into()).await.is_err());
         assert!(begun.elapsed() >= IDLE_TIMEOUT, "{:?}", begun.elapsed());
         assert!(begun.elapsed() < 2 * IDLE_TIMEOUT, "{:?}", begun.elapsed());
+        assert!(metrics.text(None).contains("adjutant_stalled_clients_total 1\n"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_takes_a_large_text_slowly_gets_it_in_small_frames() {
         let (ours, mut theirs) = duplex(FRAME / 2);
-        let mut socket = ClientSocket::new(ours, FRAME).await;
+        let mut socket = ClientSocket::new(ours, FRAME, metrics()).await;
         // The frames end in the middle of characters.
         let text = format!("x{}", "ü".repeat(8 * FRAME));
         let sent = Bytes::from(text.clone());

@@ -221,7 +221,7 @@ impl ThreadRunsProjection {
         let info = RunInfo::of(run, graph);
         let subgraphs = run.request.stream_subgraphs;
         let mut presenter = V1Presenter::new(info, modes.into_iter().collect(), subgraphs).with_detail(self.detail);
-        // They belong to the run of the last event that the client has seen, which comes first.
+        // The unfinished answers belong to the run of the last event that the client has seen, which comes first.
         if let Some(answers) = self.unfinished_answers.take() {
             presenter.resume(answers);
         }

@@ -58,7 +58,7 @@ pub enum AgentSource {
 
 impl AgentSource {
     fn of(version: &DefinitionVersion) -> Self {
-        if version.provenance.file().is_some() {
+        if version.definition_source.file().is_some() {
             Self::File
         } else {
             Self::Http
@@ -192,7 +192,7 @@ impl From<AgentRecord> for AgentView {
         Self {
             assistant_id: AssistantId::of_graph(&version.graph_id).0,
             source: AgentSource::of(&version),
-            file: version.provenance.file().map(str::to_owned),
+            file: version.definition_source.file().map(str::to_owned),
             version: version.number,
             digest: version.digest.0,
             usable: is_usable,
@@ -255,7 +255,7 @@ impl From<DefinitionVersion> for AgentVersionView {
         Self {
             version: version.number,
             source: AgentSource::of(&version),
-            file: version.provenance.file().map(str::to_owned),
+            file: version.definition_source.file().map(str::to_owned),
             definition: object(&version.definition),
             created_at: version.created_at.to_string(),
             digest: version.digest.0,

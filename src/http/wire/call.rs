@@ -1,4 +1,4 @@
-//! What tools read of the run that calls them, on the wire.
+//! The parts of a run that its tools read, on the wire.
 
 use serde::Serialize;
 use utoipa::ToSchema;

@@ -12,7 +12,7 @@ use super::{Object, word};
 use crate::domain::account::MAX_PRIORITY;
 use crate::domain::id::{AssistantId, RunId};
 use crate::domain::identity::Identity;
-use crate::domain::run::{Command, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run::{Command, Continuation, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::run_config::{CONFIGURABLE, ContextConflict, configurable, mirror, set_configurable};
 use crate::domain::time::Timestamp;
 use crate::domain::{self, Invalid};
@@ -490,10 +490,10 @@ pub fn platform_settings(
     settings.into_iter().map(|(name, value)| (name.to_owned(), value))
 }
 
-/// Returns a command without what the server has filled in.
+/// Returns a command without the part that the server has added.
 fn command_of_client(command: &Command) -> Command {
     Command {
-        branch: None,
+        continuation: Continuation::default(),
         ..command.clone()
     }
 }

@@ -100,6 +100,9 @@ impl Values {
 }
 
 /// Encodes the states of a history, which differ little from one to the next.
+///
+/// It holds the texts of the last state that it has encoded, and none of earlier ones: those are held by the values that the
+/// page keeps. So it takes no more than the largest state (`max_state_bytes`), however long the thread is.
 #[derive(Default)]
 pub struct ValuesWriter {
     /// The fields to encode; all when empty.
@@ -296,6 +299,44 @@ mod tests {
             compressed.push(state.messages.earlier_len());
         }
         assert_eq!(compressed, [0, 236, 236, 0]);
+    }
+
+    #[test]
+    fn texts_are_held_of_the_last_state_only() {
+        let mut state = State::default();
+        let mut writer = ValuesWriter::default();
+        let said = |id: usize| {
+            let author = if id.is_multiple_of(2) {
+                Message::human("said")
+            } else {
+                Message::ai("said")
+            };
+            author.with_id(format!("m{id}"))
+        };
+        let left = json!({"last_message_id": "m290", "summary_message": {"type": "human", "content": "S"},
+            "left_until": "m199", "left_messages": 200});
+        let summarized = json!({"last_message_id": "m290", "summary_message": {"type": "human", "content": "S"}});
+        let file = Some(Arc::new(File::text("1", Timestamp(0))));
+        let updates = [
+            Update {
+                files: BTreeMap::from([("/a".to_owned(), file)]),
+                ..Update::messages((0..300).map(said))
+            },
+            Update::field(crate::domain::summarization::EVENT, summarized),
+            Update::field(crate::domain::summarization::EVENT, left),
+            Update {
+                files: BTreeMap::from([("/a".to_owned(), None)]),
+                ..Update::none()
+            },
+        ];
+        let mut held = vec![];
+        for update in &updates {
+            step(&mut state, &mut writer, update);
+            let earlier: usize = writer.earlier_messages.iter().map(|(_, texts)| texts.len()).sum();
+            assert_eq!(earlier + writer.messages.len(), state.messages.len());
+            held.push((state.messages.len(), writer.files.len()));
+        }
+        assert_eq!(held, [(300, 1), (300, 1), (100, 1), (100, 0)]);
     }
 
     #[test]

@@ -11,6 +11,16 @@ use crate::tool::files::{FileAccess, FileQuery, FileWorkspace};
 /// The maximum number of skills of an agent. All of them are listed in its instructions.
 const MAX_SKILLS: usize = 200;
 
+/// The reason why a source may have skills that were not found.
+const TOO_MANY: &str = "it has too many files to be searched to the end, so skills may be missing";
+
+/// The skills of one source.
+struct Found {
+    skills: Vec<Skill>,
+    /// True if the source was not searched to its end.
+    is_cut: bool,
+}
+
 /// The sources of skills.
 pub(super) struct Catalog {
     pub(super) sources: Vec<Source>,
@@ -49,9 +59,10 @@ impl Catalog {
         let mut errors = vec![];
         for source in &self.sources {
             match self.of_source(source, access).await {
-                Ok(found) => {
+                Ok(Found { skills: found, is_cut }) => {
                     skills.retain(|skill| !found.iter().any(|other| other.name == skill.name));
                     skills.extend(found);
+                    errors.extend(is_cut.then(|| format!("{}: {TOO_MANY}", source.folder)));
                 }
                 Err(reason) => errors.push(format!("{}: {reason}", source.folder)),
             }
@@ -66,11 +77,12 @@ impl Catalog {
         (skills, errors)
     }
 
-    async fn of_source(&self, source: &Source, access: FileAccess<'_>) -> Result<Vec<Skill>, String> {
+    async fn of_source(&self, source: &Source, access: FileAccess<'_>) -> Result<Found, String> {
         let mut skills: Vec<Skill> = vec![];
         let query = FileQuery::complete(&source.folder);
         let found = self.workspace.paths(access, &query).await?;
-        let is_empty = found.paths.is_empty();
+        let is_cut = found.stop.is_some();
+        let is_empty = found.paths.is_empty() && !is_cut;
         for path in &found.paths {
             let Some(rest) = below(path, &source.folder) else {
                 return Err("it is a file and no folder".to_owned());
@@ -96,7 +108,7 @@ impl Catalog {
         if is_empty {
             Err("there is nothing in it".to_owned())
         } else {
-            Ok(skills)
+            Ok(Found { skills, is_cut })
         }
     }
 }

@@ -4,9 +4,10 @@ use serde_json::Map;
 use super::*;
 use crate::domain::message_list::MessageList;
 use crate::domain::state::File;
+use crate::domain::state_size::StateSize;
 use crate::domain::time::Timestamp;
 use crate::model::ToolSpec;
-use crate::tool::files::StateFiles;
+use crate::tool::files::{FileQuery, FoundPaths, SearchStop, StateFiles};
 
 fn skill(name: &str, about: &str, more: &str) -> String {
     format!("---\nname: {name}\ndescription: {about}\n{more}\n---\nHow to {about}.")
@@ -71,6 +72,7 @@ async fn request(policy: &Skills, state: &State) -> ModelRequest {
                 ask: &ask,
                 scope: &scope,
                 state,
+                size: &StateSize::default(),
             },
         )
         .await
@@ -234,4 +236,55 @@ async fn an_undisclosed_tool_is_an_unknown_tool() {
     };
     assert!(text("publish").await.starts_with("Error: publish is not a valid tool."));
     assert_eq!(text("lookup").await, "done");
+}
+
+/// The files of the state, of which a search finds the first one only.
+struct FirstFile;
+
+#[async_trait]
+impl FileWorkspace for FirstFile {
+    async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
+        let found = StateFiles.paths(access, &query.clone().at_most(1)).await?;
+        Ok(FoundPaths {
+            stop: found.stop.map(|_| SearchStop::Files),
+            ..found
+        })
+    }
+
+    async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {
+        StateFiles.read(access, path).await
+    }
+
+    async fn write(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        file: File,
+        before: Option<&File>,
+    ) -> Result<Update, String> {
+        StateFiles.write(access, path, file, before).await
+    }
+
+    async fn delete(&self, access: FileAccess<'_>, path: &str, files: Vec<String>) -> Result<Option<Update>, String> {
+        StateFiles.delete(access, path, files).await
+    }
+}
+
+#[tokio::test]
+async fn a_source_that_is_not_searched_to_its_end_is_named() {
+    let sources: Vec<SkillSource> = serde_json::from_value(json!(["/base", "/team"])).expect("sources");
+    let policy = Skills::new(&sources, &BundledFiles::default(), Arc::new(FirstFile), &[]);
+    let mut state = state(&[
+        ("/base/a/SKILL.md", skill("a", "dig", "")),
+        ("/base/b/SKILL.md", skill("b", "sow", "")),
+        ("/team/c/SKILL.md", skill("c", "reap", "")),
+    ]);
+    runs(&policy, HookPoint::BeforeAgent, &mut state).await;
+    let system = request(&policy, &state).await.system.text();
+    assert!(system.contains("- /base: it has too many files"), "{system}");
+    assert!(!system.contains("- /team: it has"), "{system}");
+    assert!(
+        system.contains("dig") && !system.contains("sow") && system.contains("reap"),
+        "{system}"
+    );
 }

@@ -157,6 +157,7 @@ mod tests {
 
     use super::*;
     use crate::domain::machine::Jump;
+    use crate::domain::state_size::StateSize;
     use crate::domain::time::Timestamp;
 
     fn policy(errors: Value) -> NativeAnswer {
@@ -186,6 +187,7 @@ mod tests {
             ask: &ask,
             scope: &scope,
             state: &state,
+            size: &StateSize::default(),
         };
         let answer = policy(json!(true))
             .wrap_model_call(ModelRequest::default(), next)

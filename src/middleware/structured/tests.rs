@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::domain::message::Role;
+use crate::domain::state_size::StateSize;
 use crate::domain::time::Timestamp;
 
 fn finding() -> Value {
@@ -160,6 +161,7 @@ async fn the_model_must_call_a_tool() {
         ask: &ask,
         scope: &scope,
         state: &state,
+        size: &StateSize::default(),
     };
     let answer = policy()
         .wrap_model_call(ModelRequest::default(), next)

@@ -148,7 +148,7 @@ fn scaled(number: u64, fraction: f64) -> u64 {
 }
 
 /// Returns the estimated number of tokens of a message.
-pub(super) fn tokens_of_message(message: &Message) -> u64 {
+pub(in crate::middleware) fn tokens_of_message(message: &Message) -> u64 {
     let (bytes, blocks) = match &message.content {
         Content::Text(text) => (length(text), 0),
         Content::Blocks(blocks) => blocks.iter().fold((0, 0), |(bytes, others), block| {

@@ -26,6 +26,7 @@ use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
 use cut::{KeptPart, cut};
 use length::Lengths;
+pub(super) use length::tokens_of_message;
 use tool::CompactConversation;
 
 mod cut;
@@ -213,7 +214,7 @@ impl Summarization {
         let least_output = LEAST_OUTPUT_TOKENS.min(lengths.window() / 5);
         Self(Arc::new(Parts {
             lengths,
-            summarizer: summarizer.unwrap_or_else(|| for_summaries(model, least_output)),
+            summarizer: for_summaries(summarizer.as_ref().unwrap_or(model), least_output),
             summary_prompt: settings.summary_prompt.clone(),
             max_argument_chars: settings.max_argument_chars.unwrap_or(MAX_ARGUMENT_CHARS),
             has_tool: settings.tool,
@@ -497,7 +498,7 @@ impl Middleware for Summarization {
             conversation.event.created_after.as_deref(),
         );
         let is_reached = self.0.lengths.is_reached(length, length::requested_output(&request));
-        let is_short = room::is_short(&conversation).then_some(CompactionCause::Size);
+        let is_short = room::is_short(&conversation, next.size).then_some(CompactionCause::Size);
         let causes = is_short
             .into_iter()
             .chain(is_reached.then_some(CompactionCause::Length));
@@ -551,8 +552,8 @@ impl Middleware for Summarization {
     }
 }
 
-/// Returns the agent's models without the settings of the form of an answer, which concern the agent's own answers, and
-/// with room for a summary: at least this number of tokens.
+/// Returns the models that write the summaries without the settings of the form of an answer, which concern the answers of
+/// agents, and with room for a summary: at least this number of tokens.
 fn for_summaries(model: &MiddlewareModel, least_output: u64) -> MiddlewareModel {
     let is_about_answers = |name: &str| matches!(name, "response_format" | "stop" | "format");
     let with_room = |(name, value): (String, Value)| {

@@ -11,6 +11,7 @@ use crate::domain::message::Message;
 use crate::domain::message_list::size_of_media;
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::{File, FileWrites, State};
+use crate::domain::state_size::StateSize;
 use crate::domain::summarization::{LongMessagePlace, SummarizationEvent};
 
 /// The part of the state that files which the server has made may take: one of this many. The oldest are deleted first.
@@ -25,12 +26,12 @@ const WORTH_PARTS: usize = 16;
 const LEFT_PARTS: usize = 4;
 
 /// Returns whether the conversation has to be summarised because of its size: the state is more than half full, and a
-/// large part of that is messages that no summary stands for.
-pub(super) fn is_short(conversation: &Conversation<'_>) -> bool {
+/// large part of that is messages that no summary stands for. `size` is the size of the state.
+pub(super) fn is_short(conversation: &Conversation<'_>, size: &StateSize) -> bool {
     let most = conversation.scope.sizes.state;
     let start = conversation.event.cutoff(conversation.messages);
     // The first condition is the cheapest one that is rarely met.
-    size::of_state(conversation.state) > most / 2
+    size.exceeds(conversation.state, most / 2)
         && conversation.is_of_state
         && weight_of(conversation, &conversation.messages[start..]) >= most / UNSUMMARIZED_PARTS
 }

@@ -5,6 +5,7 @@ use super::*;
 use crate::domain::message::{Content, REMOVE_ALL, ToolCall, ToolStatus};
 use crate::domain::message_list::size_of_media;
 use crate::domain::size;
+use crate::domain::state_size::StateSize;
 use crate::domain::time::Timestamp;
 use crate::model::Model;
 use crate::model::scripted::Scripted;
@@ -79,6 +80,7 @@ async fn ask_in(
         ask: &ask,
         scope,
         state,
+        size: &StateSize::default(),
     };
     let request = ModelRequest {
         messages,

@@ -24,7 +24,7 @@ use super::{Protocol, caching, content, errors, reply, request};
 use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::SilenceTimer;
-use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
+use crate::model::{Model, ModelError, ModelEvent, ModelRequest, ToolChoice};
 
 /// The number of bytes that a call counts towards the size of an answer, besides its arguments.
 const CALL_BYTES: usize = 64;
@@ -85,6 +85,9 @@ where
         &self,
         mut request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
+        if request.tool_choice == ToolChoice::Any && !self.may_force_calls(&request) {
+            request.tool_choice = ToolChoice::Auto;
+        }
         let cache = self.caching.hint();
         let conversation = caching::conversation_key(&request, cache);
         if let Some(key) = conversation.as_ref().filter(|_| cache == CacheHint::Key) {
@@ -124,7 +127,7 @@ where
             },
             kind: self.kind,
             limits: self.limits,
-            silence: SilenceTimer::until(Instant::now() + self.limits.pieces.longest().time),
+            silence: SilenceTimer::new(Instant::now() + self.limits.pieces.longest().time),
             model: self.model.clone(),
             key: self.key.clone(),
         };
@@ -132,6 +135,19 @@ where
             Some((reading.next().await?, reading))
         })
         .boxed())
+    }
+}
+
+impl<W: Wire<Op = Completion>> Adapter<W> {
+    /// Returns whether the model answers a request in which it has to call a tool. Newer models of Anthropic refuse such
+    /// a request, and all of them do while they think. Those are asked to call it in words, and reminded if they do not.
+    fn may_force_calls(&self, request: &ModelRequest) -> bool {
+        let thinking = request
+            .settings
+            .get("thinking")
+            .and_then(|thinking| thinking.get("type"));
+        let thinks = self.kind == Protocol::Anthropic && thinking.is_some_and(|kind| kind != "disabled");
+        !thinks && !self.wire.describe().capabilities.completion.rejects_forced_tool_choice
     }
 }
 

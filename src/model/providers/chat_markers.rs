@@ -95,7 +95,7 @@ fn mark(block: Option<&mut Value>) {
     }
 }
 
-/// Joins blocks of text that were made for markers, so that they are sent as they would have been without these.
+/// Joins blocks of text that were split for markers, so that the request is the same as without markers.
 pub(super) fn join_texts(body: &mut Value) {
     let messages = body.get_mut("messages").and_then(Value::as_array_mut);
     for message in messages.into_iter().flatten() {

@@ -16,7 +16,7 @@ use super::file_names::FileNames;
 use super::transport::{AdjustedTransport, CallIds};
 use super::{Protocol, ProviderConfig, ProviderKind, Providers, errors, key, misconfigured};
 use crate::model::ModelError;
-use crate::model::embedding::{Embedder, ScriptedEmbedder, unit};
+use crate::model::embedding::{Embedder, ScriptedEmbedder, normalise};
 use crate::model::retry::RetryPolicy;
 
 /// The timeout of a request.
@@ -156,7 +156,7 @@ impl Remote {
             );
             return Err(misconfigured(text));
         }
-        Ok(unit(numbers.into_iter().map(|number| number as f32).collect()))
+        Ok(normalise(numbers.into_iter().map(|number| number as f32).collect()))
     }
 }
 

@@ -135,6 +135,16 @@ pub(super) async fn fake_with(
     requests: RequestSettings,
     replies: Vec<Reply>,
 ) -> (Arc<dyn Model>, Fake) {
+    let (providers, fake) = fake_provider(kind, requests, replies).await;
+    (providers.model("lab:m-1").expect("a model"), fake)
+}
+
+/// Creates a provider `lab` of this kind with these settings of its requests, which returns these replies.
+pub(super) async fn fake_provider(
+    kind: ProviderKind,
+    requests: RequestSettings,
+    replies: Vec<Reply>,
+) -> (Providers, Fake) {
     let fake = Fake {
         replies: Arc::new(Mutex::new(replies.into())),
         ..Fake::default()
@@ -160,7 +170,7 @@ pub(super) async fn fake_with(
         ..RetryPolicy::default()
     };
     let providers = Providers::new([("lab".to_owned(), config)].into(), |_| None).with_retries(none);
-    (providers.model("lab:m-1").expect("a model"), fake)
+    (providers, fake)
 }
 
 pub(super) fn request(messages: Vec<Message>) -> ModelRequest {

@@ -11,7 +11,7 @@ use super::start::{check, settings, with_choices};
 use super::{Admission, Checked};
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
-use crate::definition::Digest;
+use crate::definition::DefinitionDigest;
 use crate::domain::Invalid;
 use crate::domain::access::Ownership;
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -141,7 +141,7 @@ pub(in crate::runtime) struct CheckedWrite {
     /// The caller who writes; none without authentication.
     pub(in crate::runtime) caller: Option<RunCaller>,
     /// The definition by which the write was checked; none if the thread has no agent.
-    pub(in crate::runtime) digest: Option<Digest>,
+    pub(in crate::runtime) digest: Option<DefinitionDigest>,
     pub(in crate::runtime) sizes: SizeLimits,
 }
 

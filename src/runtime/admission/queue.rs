@@ -20,17 +20,17 @@ pub struct RunBounds {
 }
 
 /// The time after which a full queue is counted again.
-const LOOK: Duration = Duration::from_secs(1);
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The free places in the queue, as far as they have been counted.
 #[derive(Debug)]
 pub(in crate::runtime) struct QueueRoom {
     most: u64,
-    counted: Mutex<Counted>,
+    counted: Mutex<QueueCount>,
 }
 
 #[derive(Debug, Default)]
-struct Counted {
+struct QueueCount {
     /// The number of queued runs at the last count.
     waiting: Option<u64>,
     /// The number of runs admitted since. Some of them have begun meanwhile.
@@ -75,10 +75,10 @@ impl QueueRoom {
     /// places.
     fn recount(&self, waiting: u64, wanted: u64, now: Instant) -> bool {
         let has_room = waiting.saturating_add(wanted) <= self.most;
-        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = Counted {
+        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = QueueCount {
             waiting: Some(waiting),
             since: if has_room { wanted } else { 0 },
-            full_until: (!has_room).then(|| now + LOOK),
+            full_until: (!has_room).then(|| now + COUNT_INTERVAL),
         };
         has_room
     }
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(queue.take(1, now), Room::Unknown, "it seems full");
         assert!(!queue.recount(100, 1, now));
         assert_eq!(queue.take(1, now), Room::None, "and is not counted for each request");
-        assert_eq!(queue.take(1, now + LOOK), Room::Unknown);
+        assert_eq!(queue.take(1, now + COUNT_INTERVAL), Room::Unknown);
         assert!(queue.recount(7, 1, now));
     }
 }

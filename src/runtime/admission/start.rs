@@ -150,7 +150,7 @@ pub(in crate::runtime) async fn decide(
 ) -> Result<UnstoredRun, StartError> {
     let now = context.now;
     let LookedUp { mut resolved, target } = look_up(tx, new_run, context).await?;
-    // What the run chooses may change what the agent takes.
+    // The choices of the run may change the input that the agent takes.
     let is_configurable = resolved.known.is_configurable();
     if !is_configurable && !context.has_checked(number, &resolved.known.digest) {
         check(new_run, resolved.known.agent(), context.core.sizes)?;
@@ -206,7 +206,7 @@ pub(in crate::runtime) async fn decide(
     run.queue = RunQueue::new(account, new_run.request.priority);
     let continued = before.as_ref().filter(|_| new_run.resume.is_some());
     let continued = continued.and_then(|before| before.trace.clone());
-    run.request.trace = trace::place(&context.core.tracer, id, continued, context.caller_span.as_ref());
+    run.request.trace = trace::new_run_trace(&context.core.tracer, id, continued, context.caller_span.as_ref());
     if let Some(before) = before {
         take_over(&mut run, before, new_run, &thread);
     }
@@ -585,7 +585,8 @@ pub(in crate::runtime) fn with_choices(
     }
 }
 
-/// Returns the metadata of a run: those of its assistant, of its thread, of its `config` and its own. The later ones win.
+/// Returns the metadata of a run: the entries of its assistant, of its thread, of its `config` and of the request. A
+/// later entry replaces an earlier one.
 fn metadata_of(new_run: &NewRun, assistant: &AssistantSettings, thread: &Thread) -> Map<String, Value> {
     let in_config = |config: &Map<String, Value>| match config.get("metadata") {
         Some(Value::Object(metadata)) => metadata.clone(),
@@ -605,7 +606,7 @@ fn metadata_of(new_run: &NewRun, assistant: &AssistantSettings, thread: &Thread)
         return with(of_thread);
     }
     let whole = with(of_thread);
-    // They are stored with every run and sent with every piece of an answer.
+    // The metadata are stored with every run and sent with every piece of an answer.
     match metadata::check(&whole) {
         Ok(()) => whole,
         Err(_) => with(Map::new()),

@@ -18,10 +18,31 @@ use crate::domain::time::Timestamp;
 /// # Errors
 /// Returns an error when the database fails.
 pub async fn delete_thread(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
+    let left = work_left_by(tx, thread, now).await?;
+    delete_and_leave(tx, thread, &left).await
+}
+
+/// Deletes the thread of a stateless run like [`delete_thread`]. Returns whether tasks on other servers are to be cancelled.
+///
+/// # Errors
+/// Returns an error when the database fails.
+pub(in crate::runtime) async fn delete_thread_of_stateless_run(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    now: Timestamp,
+) -> DbResult<bool> {
+    let left = work_left_by(tx, thread, now).await?;
+    delete_and_leave(tx, thread, &left).await?;
+    Ok(!left.is_empty())
+}
+
+/// Returns the work on other servers that is to be cancelled when a thread is deleted, each with the time for it.
+async fn work_left_by(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<Vec<(RemoteRun, Timestamp)>> {
     let mut left = vec![];
     for record in db::background::remote::polled(tx, thread).await? {
-        // What cannot be read does not keep the thread from being deleted. Boxed, since runs are large and such tasks are rare.
-        let Some(starter) = db::unless_corrupt(Box::pin(starter_of(tx, &record)).await)? else {
+        // A row that cannot be read does not keep the thread from being deleted. Boxed, since runs are large and such
+        // tasks are rare.
+        let Some(starter) = db::unless_corrupt(Box::pin(starting_agent_of(tx, &record)).await)? else {
             continue;
         };
         if starter.is_stateless && !record.remote.cancel_requested {
@@ -40,21 +61,25 @@ pub async fn delete_thread(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) ->
             ),
         }
     }
+    Ok(left)
+}
+
+async fn delete_and_leave(tx: &mut Tx<'_>, thread: ThreadId, left: &[(RemoteRun, Timestamp)]) -> DbResult<bool> {
     let is_deleted = db::threads::delete(tx, thread).await?;
     for (work, due_at) in left {
-        db::remote_runs::insert_of_deleted_task(tx, &work, due_at).await?;
+        db::remote_runs::insert_of_deleted_task(tx, work, *due_at).await?;
     }
     Ok(is_deleted)
 }
 
 /// The agent that has started a task, as far as it is known.
-struct Starter {
+struct StartingAgent {
     is_stateless: bool,
     /// The agent in whose definition the agent of the task is described.
     describing: Option<AssignedAgent>,
 }
 
-async fn starter_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<Starter> {
+async fn starting_agent_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<StartingAgent> {
     let parent = db::runs::get_by_id(tx, record.parent_run).await?;
     let is_stateless = parent.as_ref().is_some_and(|run| run.request.temporary);
     let describing = match db::background::remote::described_in(tx, record.task).await? {
@@ -65,7 +90,7 @@ async fn starter_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<Starter> {
         }),
         None => described_by(tx, record, parent).await?,
     };
-    Ok(Starter {
+    Ok(StartingAgent {
         is_stateless,
         describing,
     })

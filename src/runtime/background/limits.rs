@@ -83,7 +83,7 @@ pub(super) async fn admit(
                 ChargeError::Exceeded(exceeded) => limit_refusal(&exceeded),
                 ChargeError::Fault(error) => error.into(),
             })?;
-            ledger::enter(tx, pool.trees(), RunId(record.task.0), record.task, now).await?;
+            ledger::ensure_shares(tx, pool.trees(), RunId(record.task.0), record.task, now).await?;
             Ok::<_, TaskError>(())
         };
         // The transaction may be repeated.

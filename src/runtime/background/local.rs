@@ -92,8 +92,8 @@ impl BackgroundTasks {
             .map_err(storage_error)
     }
 
-    /// Returns the state of a task on this server, with the outcomes before it that its agent, which knows it as `known`,
-    /// does not know.
+    /// Returns the state of a task on this server, with the earlier outcomes that the agent does not know. `known` is the
+    /// task in the state of the agent.
     pub(super) async fn read_task_as_known(
         &self,
         task: ThreadId,
@@ -265,8 +265,8 @@ async fn begin(
     Ok(TaskStart::New(Box::new(admitted)))
 }
 
-/// Sends a further message to a task, if the limits allow it. A message that stops the work under way takes over those
-/// that the same conversation has sent before and that the task has not read.
+/// Sends a further message to a task, if the limits allow it. A message that cancels the running run brings along the
+/// messages of the same conversation that the task has not read.
 async fn continue_task(
     tx: &mut Tx<'_>,
     id: RunId,

@@ -45,6 +45,7 @@ mod undone;
 
 pub(super) use awaited_runs::{insert_remote_run, insert_remote_run_of_main};
 pub use deleted::delete_thread;
+pub(super) use deleted::delete_thread_of_stateless_run;
 pub use status::known_status;
 pub(super) use undone::{UndoneTasks, undo_tasks};
 
@@ -319,10 +320,10 @@ impl From<DbError> for TaskError {
 }
 
 impl TransactionError for TaskError {
-    fn fault(&self) -> Option<&DbError> {
+    fn db_error(&self) -> Option<&DbError> {
         match self {
             Self::Refused(_) => None,
-            Self::Start(error) => error.fault(),
+            Self::Start(error) => error.db_error(),
         }
     }
 }

@@ -33,8 +33,8 @@ use crate::tool::background::BackgroundOrder;
 
 /// The longest time for which the start of a task is tried while the agent waits.
 pub(in crate::runtime) const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The timeout of each request that starts a task. One that gets no answer, as when the other server is replaced meanwhile,
-/// leaves time for others, which find what it has started.
+/// The timeout of each request that starts a task. A request gets no answer when the other server is replaced
+/// meanwhile, for example; then there is time for further ones, which find a task that the first one has started.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after [`START_TIMEOUT`] in which the other server may still start the task.
 pub(in crate::runtime) const MARGIN: Duration = Duration::from_secs(60);

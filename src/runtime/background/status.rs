@@ -125,9 +125,9 @@ pub(super) async fn snapshot_as_known(
     Ok(TaskSnapshot { earlier, ..seen })
 }
 
-/// Returns the outcomes before that of a snapshot which the agent does not know, oldest first: those of the runs that it
-/// knows, and of the runs that went on with answers to their questions. When another run is queued, it begins as soon as
-/// one of these ends, so that the snapshot never shows them. What people do on the thread besides is not reported.
+/// Returns the outcomes before the snapshot that the agent does not know, oldest first: of the runs that the agent
+/// knows, and of the runs that continued them with answers. A queued run begins as soon as an earlier one ends, so that
+/// no snapshot shows the outcome of the earlier one. Other runs that people start on the thread are not reported.
 pub(in crate::runtime) async fn earlier_outcomes(
     tx: &mut Tx<'_>,
     thread: ThreadId,
@@ -169,15 +169,15 @@ fn goes_on_with(run: RunId, resumed: &HashMap<RunId, RunId>, these: &BTreeSet<Ru
     false
 }
 
-/// Returns the outcome of a run after which others have begun, or none if it ended without one: it asked something, or its
-/// history was deleted. `first_seq` is the number of its first event.
+/// Returns the outcome of a run after which others have begun; none if the run asked something, or if its history was
+/// deleted. `first_seq` is the number of its first event.
 async fn outcome_of(tx: &mut Tx<'_>, run: &Run, first_seq: i64) -> DbResult<Option<TaskSnapshot>> {
     let seen = TaskSnapshot::of(run.id.to_string(), TaskStatus::from(run.status));
     match seen.status {
         TaskStatus::Success => {
             let next = db::runs::begun_after(tx, run.thread, first_seq).await?;
             let next = next.map_or(i64::MAX, |(_, seq)| seq);
-            let newest = db::checkpoints::sketches(tx, run.thread, Lane::Main, next, 1).await;
+            let newest = db::checkpoints::load_summaries(tx, run.thread, Lane::Main, next, 1).await;
             let newest = db::unless_corrupt(newest)?.unwrap_or_default();
             let Some(last) = newest.first().filter(|last| last.seq > first_seq) else {
                 return Ok(None);

@@ -1,4 +1,4 @@
-//! Undoing background tasks: those that an undone run has started, and those that were started below them.
+//! Undoing the background tasks of a run that is undone, and the tasks that were started below them.
 //!
 //! Tasks on this server are deleted with their threads, in the transaction that undoes the run. Where their runs are at
 //! work, these lose their lease with their rows; a notification stops them at once. Tasks on other servers are cancelled

@@ -112,7 +112,7 @@ impl UncertainClaims {
             findings.failed_at = None;
         }
         findings.first_later = findings.next;
-        // They stay noted, since the transaction that gives them back may fail.
+        // The claims stay noted, since the transaction that gives them back may fail.
         let before = std::mem::replace(&mut findings.undriven, undriven);
         let twice = findings.undriven.iter().filter(|holder| before.contains(holder));
         twice.copied().collect()

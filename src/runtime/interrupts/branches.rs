@@ -27,7 +27,7 @@ pub(in crate::runtime) async fn open_at(
     if open.is_empty() {
         return Ok(open);
     }
-    let newest = db::checkpoints::newest_sketch(tx, thread, Lane::Main).await?;
+    let newest = db::checkpoints::newest_summary(tx, thread, Lane::Main).await?;
     let positions = LanePositions::at(thread, checkpoint);
     retain_those_at(tx, positions, newest, &mut open).await?;
     Ok(open)
@@ -43,7 +43,8 @@ async fn retain_those_at(
 ) -> DbResult<()> {
     let positions = positions.or_newest(newest.map(|newest| newest.id));
     let last = newest.map_or(i64::MIN, |newest| newest.seq);
-    // What was raised after the newest checkpoint waits there, even if the positions above it are not stored yet.
+    // An interrupt that was raised after the newest checkpoint waits there, even if the positions above it are not
+    // stored yet.
     let is_later = |record: &InterruptRecord| positions.are_newest() && record.seq > last;
     if !open.iter().all(is_later) {
         let waiting = positions.waiting(tx).await?;
@@ -88,7 +89,7 @@ pub(in crate::runtime) async fn can_be_answered(
 pub(super) async fn place_of(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<Option<CheckpointId>> {
     let thread = record.thread;
     let mut places = db::checkpoints::carried_since(tx, thread, record.seq, MOST_CARRIED).await?;
-    let raised_at = db::checkpoints::sketches(tx, thread, Lane::Main, record.seq, 1).await?;
+    let raised_at = db::checkpoints::load_summaries(tx, thread, Lane::Main, record.seq, 1).await?;
     places.extend(raised_at.first().map(|raised_at| raised_at.id));
     for place in places {
         let waiting = LanePositions::at(thread, Some(place)).waiting(tx).await?;
@@ -137,7 +138,7 @@ async fn is_carried_on(tx: &mut Tx<'_>, thread: ThreadId, found: &Head, newest: 
     }
     let mut at = newest.id;
     for _ in 0..MOST_CARRIED {
-        let Some(summary) = db::checkpoints::sketch(tx, thread, Lane::Main, at).await? else {
+        let Some(summary) = db::checkpoints::load_summary(tx, thread, Lane::Main, at).await? else {
             return Ok(false);
         };
         let carries = matches!(summary.source, CheckpointSource::Fork | CheckpointSource::Update);

@@ -35,7 +35,7 @@ impl JobHandler for ExpireInterruptsHandler {
             Ok(Unscheduled {
                 any,
                 next: db::interrupts::next_expiry(tx, now).await?,
-                // Those that have expired may have to wait for the end of the run at work on their thread.
+                // Expired interrupts may have to wait for the end of the run at work on their thread.
                 comes_with_runs: any,
             })
         })

@@ -1,9 +1,9 @@
-//! Claims on jobs of this process at which nobody works: the database has stored them although this process was not told so,
-//! or the end of the job could not be stored.
+//! Left claims: claims of this process on jobs that it does not execute, because the database stored the claim without
+//! an acknowledgement, or because the end of the job could not be stored.
 //!
-//! Without more, the job would be done when the lease of the claim is over. Leases are long, and the job may be that which
-//! wakes an agent. So the loop gives such claims back. It makes all claims itself, so that whenever it looks, a claim of this
-//! process is either that of a job at work, or left.
+//! Without more, such a job would be executed when the lease of the claim expires. Leases are long, and the job may be
+//! the one that notifies an agent. So the loop releases such claims. The loop makes all claims of this process, so a
+//! claim without a job that this process executes is a left one.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

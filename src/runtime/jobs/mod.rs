@@ -165,7 +165,7 @@ struct KnownTasks {
     may_be_any: bool,
     /// The number of times that one was begun in this process.
     begun: u64,
-    /// That number when the loop began to look for facts last.
+    /// The value of `begun` when the loop began to look for facts last.
     begun_before_look: u64,
 }
 

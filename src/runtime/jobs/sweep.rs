@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 
 use super::{JobHandler, JobLimits, JobOutcome};
-use crate::db::{self, DbResult, Engine, Tx, warn_of};
+use crate::db::{self, DbError, DbResult, Engine, Tx, warn_of};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::thread::{Ttl, TtlStrategy};
@@ -22,6 +22,8 @@ use crate::runtime::sweeper::sweep_copies;
 
 /// The most threads that one query returns, and the most other rows that one transaction deletes.
 const AT_ONCE: i64 = 100;
+/// The most threads that one sweep passes over, since they could not be swept in time.
+const MOST_PASSED: usize = 3;
 /// The lease of a claim. Another process may start before this one is done, which does no harm.
 const LEASE: Duration = Duration::from_secs(600);
 
@@ -57,11 +59,15 @@ impl JobHandler for SweepHandler {
 async fn sweep(core: &Core) -> DbResult<u64> {
     let now = core.clock.now();
     let mut swept = 0;
+    let mut passed = vec![];
     loop {
         let due = core
             .db
             .read(move |tx| Box::pin(async move { db::retention::expired(tx, now, AT_ONCE).await }));
-        let gone = take(core, due.await?, move |tx, thread| Box::pin(end_time(tx, thread, now))).await?;
+        let gone = take(core, due.await?, &mut passed, move |tx, thread| {
+            Box::pin(end_time(tx, thread, now))
+        })
+        .await?;
         swept += gone;
         if gone == 0 {
             break;
@@ -93,7 +99,7 @@ async fn sweep(core: &Core) -> DbResult<u64> {
         let due = core
             .db
             .read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
-        let gone = take(core, due.await?, move |tx, thread| {
+        let gone = take(core, due.await?, &mut passed, move |tx, thread| {
             Box::pin(end_history(tx, thread, ttl, now))
         })
         .await?;
@@ -120,14 +126,18 @@ where
     }
 }
 
-/// Sweeps these threads, each in a transaction of its own. Returns their number. A thread that cannot be read is set
-/// aside, so that it does not block others.
-async fn take<J>(core: &Core, threads: Vec<ThreadId>, job: J) -> DbResult<u64>
+/// Sweeps these threads, each in a transaction of its own, but for those that were `passed` over in this sweep. Returns their
+/// number. A thread that cannot be read is set aside, and one that takes too long or is locked is passed over, so that they do
+/// not block others.
+async fn take<J>(core: &Core, threads: Vec<ThreadId>, passed: &mut Vec<ThreadId>, job: J) -> DbResult<u64>
 where
     J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
 {
     let mut gone = 0;
     for thread in threads {
+        if passed.contains(&thread) {
+            continue;
+        }
         match core.db.write(move |tx| job(tx, thread)).await {
             Ok(went) => gone += u64::from(went),
             Err(error) if error.is_corrupt() => {
@@ -139,10 +149,19 @@ where
                 write.await?;
                 gone += 1;
             }
+            Err(error) if is_of_thread(&error) && passed.len() < MOST_PASSED => {
+                tracing::warn!(%thread, %error, "a thread could not be swept, and the next sweep tries it again");
+                passed.push(thread);
+            }
             Err(error) => return Err(error),
         }
     }
     Ok(gone)
+}
+
+/// Returns whether other threads may be swept after this error.
+fn is_of_thread(error: &DbError) -> bool {
+    !error.is_out_of_reach() && !matches!(error, DbError::Closed)
 }
 
 /// Deletes or prunes a thread whose TTL has ended. Returns false if the TTL has not ended, or the thread is at work.

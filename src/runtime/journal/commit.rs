@@ -152,7 +152,7 @@ pub(super) async fn write_batch(
     let used = batch.used.as_ref();
     let usage = used.filter(|_| lane == Lane::Main);
     let growth = match used {
-        Some(used) => quotas::growth(tx, run_context, run, used).await?,
+        Some(used) => quotas::count_growth(tx, run_context, run, used).await?,
         None => DayUse::default(),
     };
     let trace = RunRowUpdate {

@@ -42,7 +42,7 @@ pub(in crate::runtime) struct PlannedStep {
     pub(in crate::runtime) first: i64,
 }
 
-/// Where a run goes on in the log of its thread.
+/// The place in the log of its thread after which a run goes on.
 struct StartingPoint {
     loaded: LoadedMachine,
     max_seq: i64,
@@ -147,7 +147,8 @@ impl StartingPoint {
         let is_unreadable = |error: &DbError| error.is_corrupt() || matches!(error, DbError::Sealed(_));
         let found = match newest {
             Ok(newest) => db::checkpoints::machine_in_memory(tx, newest),
-            // Who drives the run meets the error again, and ends the run or gives it back. The request is not refused.
+            // The driver of the run meets the error again, and ends the run or gives it back. The request is not
+            // refused.
             Err(error) if is_unreadable(&error) => None,
             Err(error) => return Err(error),
         };

@@ -168,6 +168,7 @@ pub(super) async fn delete(context: &FileContext<'_>, args: Delete) -> Result<Fi
     for file in &found.paths {
         context.rules.check(FileOperation::Write, file)?;
     }
+    seen::check_deletion(context, &path).await?;
     let mut known = Update::none();
     for file in &found.paths {
         known.merge(seen::record(context, file, None));

@@ -1,11 +1,11 @@
 //! A workspace with the read-only files of the agent's definition.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths};
+use super::workspace::{DirectoryEntries, FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths};
 use crate::definition::BundledFiles;
 use crate::definition::bundled_files::{FOLDER, is_bundled};
 use crate::domain::path::below;
@@ -81,18 +81,21 @@ impl FileWorkspace for WithEnclosed {
         self.workspace.is_missing(access, path).await
     }
 
-    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<DirectoryEntries, String> {
         if !is_bundled(&query.at) {
-            let mut entries = self.workspace.list(access, query).await?;
-            entries.retain(|entry| self.shows(entry.trim_end_matches('/')));
-            return Ok(entries);
+            let mut found = self.workspace.list(access, query).await?;
+            found.entries.retain(|entry| self.shows(entry.trim_end_matches('/')));
+            return Ok(found);
         }
         let found = self.paths(access, query).await?;
         let entry = |path: &String| match below(path, &query.at).and_then(|rest| rest.split_once('/')) {
             Some((name, _)) => format!("{}/{name}/", query.at),
             None => path.clone(),
         };
-        Ok(found.paths.iter().map(entry).collect())
+        Ok(DirectoryEntries {
+            entries: found.paths.iter().map(entry).collect(),
+            stop: None,
+        })
     }
 
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {

@@ -10,6 +10,7 @@
 //!
 //! [`AgentFiles`] are the files of an agent for those who read them while it works.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -46,11 +47,15 @@ pub use routes::{FileRoute, ReadOnlyFiles, RoutedFiles};
 pub use state::StateFiles;
 pub use store::StoreFiles;
 pub(in crate::tool) use store::conflict;
-pub use workspace::{FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
+pub use workspace::{
+    DirectoryEntries, FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop,
+};
 pub(in crate::tool) use workspace::{MAX_LINE_CHARS, shortened};
 
 /// The maximum length of a file tool's result, in characters.
 const MAX_RESULT_CHARS: usize = 80_000;
+/// The maximum length of an argument in a result, in characters.
+const MAX_SHOWN_CHARS: usize = 1_000;
 /// The least length of a text that `read_file` shows at once, in characters, however short other results have to be.
 const MIN_PAGE_CHARS: usize = 4_000;
 
@@ -59,8 +64,12 @@ const MIN_PAGE_CHARS: usize = 4_000;
 /// # Errors
 /// The text for the model.
 fn normalise(given: &str) -> Result<String, String> {
-    path::normalise(given)
-        .map_err(|why| format!("Error: the path '{}' is not allowed: {why}", given.replace('\\', "/")))
+    path::normalise(given).map_err(|why| {
+        format!(
+            "Error: the path '{}' is not allowed: {why}",
+            shown(&given.replace('\\', "/"))
+        )
+    })
 }
 
 /// Parses a glob pattern from a model, for paths below `directory`.
@@ -68,7 +77,16 @@ fn normalise(given: &str) -> Result<String, String> {
 /// # Errors
 /// The text for the model.
 fn pattern(given: &str, directory: &str) -> Result<Pattern, String> {
-    Pattern::new(given, directory).map_err(|why| format!("Error: the pattern '{given}' cannot be used: {why}."))
+    Pattern::new(given, directory)
+        .map_err(|why| format!("Error: the pattern '{}' cannot be used: {why}.", shown(given)))
+}
+
+/// Returns an argument as a result repeats it: the beginning of a long one.
+fn shown(argument: &str) -> Cow<'_, str> {
+    match argument.char_indices().nth(MAX_SHOWN_CHARS) {
+        None => argument.into(),
+        Some((end, _)) => format!("{}…", &argument[..end]).into(),
+    }
 }
 
 /// The result of a file operation.

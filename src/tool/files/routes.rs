@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
+use super::workspace::{DirectoryEntries, FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
 use crate::domain::path::below;
 use crate::domain::state::{File, FileFacts, Update};
 
@@ -30,7 +30,7 @@ pub struct RoutedFiles {
     routes: Vec<FileRoute>,
 }
 
-/// Where a path leads: the workspace, and how it names the path.
+/// The target of a path: the workspace, and its name for the path.
 struct Target<'a> {
     /// The position of the route; none for the default.
     route: Option<usize>,
@@ -124,11 +124,11 @@ impl FileWorkspace for RoutedFiles {
         target.workspace.is_missing(access, &target.path).await
     }
 
-    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<DirectoryEntries, String> {
         let target = self.target(&query.at);
         let own = query.inside(target.mount, &target.path);
-        let entries = target.workspace.list(access, &own).await?;
-        let seen = entries.iter().map(|entry| target.outer(entry));
+        let found = target.workspace.list(access, &own).await?;
+        let seen = found.entries.iter().map(|entry| target.outer(entry));
         let mut entries: BTreeSet<String> = seen
             .filter(|entry| self.route_of(entry.trim_end_matches('/')) == target.route)
             .collect();
@@ -148,7 +148,10 @@ impl FileWorkspace for RoutedFiles {
                 entries.insert(format!("{directory}/{name}/"));
             }
         }
-        Ok(entries)
+        Ok(DirectoryEntries {
+            entries,
+            stop: found.stop,
+        })
     }
 
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
@@ -287,7 +290,7 @@ impl FileWorkspace for ReadOnlyFiles {
         self.0.is_missing(access, path).await
     }
 
-    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<DirectoryEntries, String> {
         self.0.list(access, query).await
     }
 

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::workspace::MAX_SEARCH;
-use super::{FileContext, FileResult, SearchStop, normalise, pattern, text, truncated};
+use super::{FileContext, FileResult, SearchStop, normalise, pattern, shown, text, truncated};
 use crate::domain::path::below;
 use crate::tool::literal::python_list;
 
@@ -84,18 +84,20 @@ pub(super) fn grep_properties() -> Value {
 pub(super) async fn list(context: &FileContext<'_>, args: List) -> Result<FileResult, String> {
     let directory = normalise(&args.path)?;
     let query = context.query(&directory).await?;
-    let entries = context.workspace.list(context.access(), &query).await?;
-    if entries.is_empty() && context.workspace.is_missing(context.access(), &directory).await? {
+    let found = context.workspace.list(context.access(), &query).await?;
+    let is_empty = found.entries.is_empty() && found.stop.is_none();
+    if is_empty && context.workspace.is_missing(context.access(), &directory).await? {
         return Err(format!("Error: Directory '{directory}' not found"));
     }
-    if entries.is_empty() {
+    if is_empty {
         return Ok(FileResult::text(format!("No files found in {directory}")));
     }
-    let names = python_list(entries.iter().map(String::as_str));
-    Ok(FileResult::text(truncated(
-        names,
-        "List a directory further down, or use glob.",
-    )))
+    let names = python_list(found.entries.iter().map(String::as_str));
+    let mut listed = truncated(names, "List a directory further down, or use glob.");
+    if found.stop.is_some() {
+        listed.push_str("\n[The list is not complete: there are too many files. List a directory further down.]");
+    }
+    Ok(FileResult::text(listed))
 }
 
 pub(super) async fn glob(context: &FileContext<'_>, args: Glob) -> Result<FileResult, String> {
@@ -111,7 +113,7 @@ pub(super) async fn glob(context: &FileContext<'_>, args: Glob) -> Result<FileRe
     if paths.is_empty() && found.stop.is_none() {
         return Ok(FileResult::text(format!(
             "No files found that match '{}' in {directory}",
-            args.pattern
+            shown(&args.pattern)
         )));
     }
     let mut names = python_list(paths.iter().take(MAX_PATHS).map(|path| path.as_str()));
@@ -158,7 +160,7 @@ pub(super) async fn grep(context: &FileContext<'_>, args: Grep) -> Result<FileRe
         } else {
             ""
         };
-        let said = format!("No matches found for '{}'.{hint}", args.pattern);
+        let said = format!("No matches found for '{}'.{hint}", shown(&args.pattern));
         return Ok(FileResult::text(with_cut_short(said, &found.cut_short)));
     }
     let mut lines: Vec<String> = vec![];

@@ -1,4 +1,4 @@
-//! What an agent has seen of the files that others may change, too.
+//! The versions of files that an agent has seen, since others may change the files, too.
 //!
 //! The agent's state has a hash of each such file as the agent last read or wrote it. A change is refused if the file is
 //! another one by now: the agent would undo what it knows nothing of.
@@ -41,6 +41,19 @@ pub(super) fn record(context: &FileContext<'_>, path: &str, file: Option<&File>)
         rules: [(SEEN.to_owned(), rule)].into(),
         ..Update::field(SEEN, json!({path: hash}))
     }
+}
+
+/// Checks that a file which the agent is about to delete is as the agent knows it, if it has read or written it.
+///
+/// # Errors
+/// The text for the model.
+pub(super) async fn check_deletion(context: &FileContext<'_>, path: &str) -> Result<(), String> {
+    if seen(context.state, path).is_none() {
+        return Ok(());
+    }
+    // A file that cannot be read any more may be deleted.
+    let current = context.read(path).await.ok().flatten();
+    check(context, path, current.as_deref(), true)
 }
 
 /// Checks that the agent knows the file `current`, which it is about to change. A file that it has never read must not

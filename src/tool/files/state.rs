@@ -18,10 +18,7 @@ impl FileWorkspace for StateFiles {
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
         let is_inside = |file: &&String| **file == query.at || below(file, &query.at).is_some();
         let files = access.state.files.keys().filter(is_inside);
-        Ok(FoundPaths {
-            paths: files.filter(|path| query.admits(path)).cloned().collect(),
-            ..FoundPaths::default()
-        })
+        Ok(query.admitted(files.cloned().collect(), None).await)
     }
 
     async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {

@@ -16,12 +16,11 @@ use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundPaths, SearchS
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::item::{Indexing, Item, ItemAddress, ItemLifetime, Namespace, NewItem};
 use crate::domain::machine::Failure;
-use crate::domain::path::below;
 use crate::domain::state::{File, FileFacts, Update};
 use crate::tool::Scope;
 use crate::tool::store::{placeholder, server_value};
 
-/// The maximum number of files in one namespace that are listed and searched.
+/// The maximum number of files that are listed and searched at once.
 const MAX_FILES: usize = 10_000;
 
 /// Returns whether a letter may be in a value that is filled into a namespace.
@@ -174,13 +173,15 @@ impl FileWorkspace for StoreFiles {
 
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
         let namespace = self.namespace(access.scope)?;
-        let keys = access.scope.store.keys(namespace, MAX_FILES + 1).await;
-        let keys = keys.map_err(|failure| error_text(&failure))?;
+        let keys = access
+            .scope
+            .store
+            .keys(namespace, query.at.clone(), MAX_FILES + 1)
+            .await;
+        let mut keys = keys.map_err(|failure| error_text(&failure))?;
         let stop = (keys.len() > MAX_FILES).then_some(SearchStop::Files);
-        let is_inside = |key: &&String| **key == query.at || below(key, &query.at).is_some();
-        let files = keys.iter().take(MAX_FILES).filter(|key| key.starts_with('/'));
-        let admitted = files.filter(is_inside).filter(|path| query.admits(path));
-        Ok(FoundPaths::first(admitted.cloned().collect(), query.max, stop))
+        keys.truncate(MAX_FILES);
+        Ok(query.admitted(keys, stop).await)
     }
 
     async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {

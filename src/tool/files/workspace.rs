@@ -16,6 +16,8 @@ use crate::tool::Scope;
 
 /// The maximum duration of a search.
 pub(super) const MAX_SEARCH: Duration = Duration::from_secs(10);
+/// The number of paths that are compared with a pattern at a stretch.
+const COMPARED_AT_ONCE: usize = 64;
 /// The maximum length of a line in a result of `grep`, in characters.
 pub(in crate::tool) const MAX_LINE_CHARS: usize = 1_000;
 /// The number of characters that are shown of a longer line before the text that was found, less one.
@@ -70,14 +72,17 @@ pub trait FileWorkspace: Send + Sync {
     ///
     /// # Errors
     /// The text for the model.
-    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<DirectoryEntries, String> {
         let found = self.paths(access, query).await?;
         let directory = query.at.as_str();
         let entry = |path: &String| match below(path, directory).and_then(|rest| rest.split_once('/')) {
             Some((name, _)) => format!("{}/{name}/", directory.trim_end_matches('/')),
             None => path.clone(),
         };
-        Ok(found.paths.iter().map(entry).collect())
+        Ok(DirectoryEntries {
+            entries: found.paths.iter().map(entry).collect(),
+            stop: found.stop,
+        })
     }
 
     /// Returns the paths at and below the path of the query that the query admits, sorted.
@@ -160,6 +165,15 @@ pub enum SearchStop {
     Time,
     /// The directory has too many files.
     Files,
+}
+
+/// The entries of a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DirectoryEntries {
+    /// The paths. Those of directories end with a slash.
+    pub entries: BTreeSet<String>,
+    /// The reason why there may be more.
+    pub stop: Option<SearchStop>,
 }
 
 /// The paths found by a query.
@@ -391,6 +405,26 @@ impl FileQuery {
         let name = || path.rsplit('/').next().unwrap_or(&path);
         let relative = below(&path, &self.base).unwrap_or_else(name);
         self.filter.as_ref().is_none_or(|filter| filter.matches(relative)) && self.permits(&path)
+    }
+
+    /// Returns those of these paths that are results, as far as the time suffices. `stop` is the reason why there may be
+    /// others.
+    pub(super) async fn admitted(&self, paths: Vec<String>, mut stop: Option<SearchStop>) -> FoundPaths {
+        let mut admitted = vec![];
+        for (at, path) in paths.into_iter().enumerate() {
+            if at % COMPARED_AT_ONCE == COMPARED_AT_ONCE - 1 {
+                // Patterns may take long, and the thread has other work.
+                tokio::task::yield_now().await;
+            }
+            if self.is_over() {
+                stop = Some(SearchStop::Time);
+                break;
+            }
+            if self.admits(&path) {
+                admitted.push(path);
+            }
+        }
+        FoundPaths::first(admitted, self.max, stop)
     }
 
     /// Returns whether the time for the query is over.

@@ -170,6 +170,8 @@ impl McpEnvironment {
             let new = server.clone();
             let old_stop = old.stop;
             spawn(Box::pin(async move {
+                // The old server is not kept for longer if the attempt fails: its definition may have tools and credentials that
+                // the new one takes away, and runs would hide that the new one does not work.
                 new.attempted().await;
                 old_stop.cancel();
             }));

@@ -16,8 +16,8 @@ use crate::domain::path::{below, normalise};
 use crate::domain::state::{Encoding, File, Update};
 use crate::domain::time::Timestamp;
 use crate::tool::files::{
-    FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, MAX_LINE_CHARS, SearchStop, conflict,
-    shortened,
+    DirectoryEntries, FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, MAX_LINE_CHARS,
+    SearchStop, conflict, shortened,
 };
 
 /// The maximum number of entries of one list.
@@ -146,21 +146,25 @@ impl FileWorkspace for SandboxFiles {
         Ok(self.entries(access, query).await?.is_none())
     }
 
-    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<DirectoryEntries, String> {
         let own = EntryQuery {
             path: &query.at,
             is_recursive: false,
             is_complete: true,
             max: MAX_ENTRIES,
         };
-        let found = self.entries(access, own).await?;
-        let entries = found.into_iter().flat_map(|found| found.entries);
-        let seen = entries.filter(|entry| query.shows(&entry.path));
+        let Some(found) = self.entries(access, own).await? else {
+            return Ok(DirectoryEntries::default());
+        };
+        let seen = found.entries.into_iter().filter(|entry| query.shows(&entry.path));
         let name = |entry: SandboxEntry| match entry.kind {
             EntryKind::File => entry.path,
             EntryKind::Directory => format!("{}/", entry.path),
         };
-        Ok(seen.map(name).collect())
+        Ok(DirectoryEntries {
+            entries: seen.map(name).collect(),
+            stop: found.truncated.then_some(SearchStop::Files),
+        })
     }
 
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {

@@ -487,7 +487,9 @@ async fn a_run_from_a_checkpoint_does_not_get_past_an_approver(server: TestServe
     let keys = protected(&server).await;
     let ann = ann_waits(&keys).await;
     let question = ann.question().await;
-    for place in ann.history().await {
+    let history = ann.history().await;
+    assert!(!history.is_empty());
+    for place in history {
         let checkpoint = &place["checkpoint"]["checkpoint_id"];
         for body in [
             json!({"assistant_id": "guarded", "checkpoint_id": checkpoint}),

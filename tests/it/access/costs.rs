@@ -1,4 +1,4 @@
-//! What access control adds to requests: the entry of the audit, in the transaction of the change, and nothing else.
+//! The cost of access control for requests: the entry of the audit, in the transaction of the change, and nothing else.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ on_postgres! {
     a_change_and_its_entry_are_one_transaction,
 }
 
-/// What statements are about that only access control and quotas make.
+/// The tables of statements that only access control and quotas make.
 const TABLES: [&str; 4] = ["api_keys", "auth_tickets", "daily_usage", "thread_bytes"];
 
 /// The statements that a request has made.

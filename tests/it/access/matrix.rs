@@ -49,7 +49,7 @@ const LEAVE_FIXTURE: [[&str; 2]; 17] = [
     ["delete", "/users/{user_id}"],
 ];
 
-/// Who may use an endpoint successfully.
+/// The callers that may use an endpoint successfully.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Audience {
     /// Everybody, also without a credential.
@@ -414,7 +414,7 @@ async fn every_endpoint_hides_the_resources_of_others(server: TestServer) {
     let expected = |fixture: &Fixture, endpoint: &Endpoint| {
         let pattern = endpoint.pattern.as_str();
         let names_resource = fixture.path(pattern) != pattern && !pattern.starts_with("/agents/");
-        // These answer without the thread: the stream waits for one, and a command has an error of its own.
+        // Both answer without the thread: the stream waits for one, and a command has an error of its own.
         let needs_thread = !pattern.ends_with("/commands") && !pattern.ends_with("/stream/events");
         match endpoint.audience {
             Audience::Calls => Some(401),

@@ -228,7 +228,7 @@ async fn begins_no_more_than_allowed(server: &TestServer, servers: usize) {
             async move { client.post("/runs", held(&format!("r{number}"))).await.ok() }
         });
         futures::future::join_all(starts).await;
-        // Those that may begin have called a tool that does not answer.
+        // The runs that may begin have called a tool that does not answer.
         let before = round * (RUNS + 1);
         server.tools.called("lookup", before + 3).await;
         assert_eq!(server.number_in_database(at_work).await, 3, "round {round}");

@@ -321,7 +321,8 @@ async fn an_assistant_of_another_tenant_does_not_become_that_of_a_new_agent(serv
     acme.put("/agents/desk", definition()).await.ok();
     let path = format!("/assistants/{desk}");
     let shown = acme.get(&path).await.ok();
-    assert_eq!((&shown["graph_id"], &shown["name"]), (&json!("desk"), &json!("Desk")));
+    assert_eq!(shown["graph_id"], "desk");
+    assert_eq!(shown["name"], "Desk");
     let versions = acme.post(&format!("{path}/versions"), json!({})).await.ok();
     assert_eq!(values_of(&versions, "graph_id"), ["desk"]);
     other.get(&path).await.refused(404);
@@ -381,7 +382,7 @@ async fn another_server_knows_the_tenant_of_an_agent(server: TestServer) {
     let other = developer_key(&keys, "root-of-other").await;
     let twin = server.starts_twin().await;
     keys.with(&acme).put("/agents/desk", definition()).await.ok();
-    // Whether this server has heard of the agent or not.
+    // The answer is the same, if this server has heard of the agent or not.
     let there = twin.client.with_key(&other);
     assert_eq!(there.put("/agents/desk", definition()).await.status, 409);
     eventually(async || twin.client.with_key(&acme).get("/agents/desk").await.status == 200).await;

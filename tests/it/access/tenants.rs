@@ -201,7 +201,7 @@ async fn an_agent_that_was_taken_away_runs_no_more(server: TestServer) {
     client.post(&ann.path("/runs"), a_run(&id)).await.refused(404);
     let again = json!({"assistant_id": id, "input": null});
     client.post(&ann.path("/runs"), again).await.refused(404);
-    // What was said stays readable.
+    // Earlier messages stay readable.
     assert_eq!(
         ann.transcript().await.last().expect("a message"),
         "ai: while it was there"
@@ -247,7 +247,7 @@ async fn a_subagent_that_others_have_does_not_exist_for_a_tenant(server: TestSer
     assert!(subgraphs.get("clerk").is_none(), "{subgraphs}");
     let other = user(&keys, "root-of-other", "chief").await;
     assert_eq!(transcript(&other.says(&ask).await)[2], "task: the clerk knows");
-    // Those in the background do not exist either.
+    // Background agents do not exist either.
     let ask = script()
         .calls(start("c1", "writer", script().says("written")))
         .says("done");

@@ -288,7 +288,7 @@ async fn an_outcome_that_the_agent_has_checked_is_not_reported_again(server: Tes
     );
     server.tools.let_go("lookup");
     eventually(async || worker(&alice, &task).status().await == "idle").await;
-    // It is not to be woken, so it finds the news when it is asked for something.
+    // The agent is not to be woken, so it finds the news when it is asked for something.
     let seen = transcript(
         &alice
             .says(script().calls(about("k2", "check_async_task", &task)).says("so"))

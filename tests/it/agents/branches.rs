@@ -136,7 +136,7 @@ async fn a_subagent_of_a_left_branch_is_answered(server: TestServer) {
     assert_eq!(question.agent(), "mailer");
     answers_at(&alice, &place, approval()).await.ok();
     assert_eq!(server.tools.recipients(), ["bob"]);
-    // What it asks next waits at the newest checkpoint, and is shown there.
+    // The next question waits at the newest checkpoint, and is shown there.
     let next = alice.question().await;
     assert_ne!(next.id(), question.id());
     let state = alice.state().await;

@@ -283,10 +283,15 @@ async fn one_that_waits_beside_work_stays_cancelled_when_the_process_dies(server
 }
 
 async fn one_that_waits_is_cancelled_at_another_server(server: TestServer) {
+    const UNHEARD: &str = "select count(*) from runs where cancel is not null";
     let other = server.starts_twin().await;
     let (alice, run, child) = one_waits_and_one_works(&server, "agent", mailer("t1", "m1", "ann")).await;
     let told = other.client.post(&format!("{}/cancel", child.path), json!({})).await;
     assert_eq!(told.status, 202);
+    // The run at work hears of it by a notification. Without this wait its sibling may end before, and then the run ends
+    // waiting, and another one goes on.
+    eventually(async || server.number_in_database(UNHEARD).await == 0).await;
+    assert_eq!(run.status().await, "running", "its sibling is at work");
     server.tools.let_go("lookup");
     run.finishes().await;
     assert_eq!(
@@ -299,5 +304,6 @@ async fn one_that_waits_is_cancelled_at_another_server(server: TestServer) {
             "ai: done"
         ]
     );
+    assert_eq!(alice.runs().await.len(), 1, "no other run has to go on");
     other.stops().await;
 }

@@ -80,7 +80,9 @@ async fn is_copied(alice: &Human, count: usize) -> Human {
     questions.sort();
     assert_eq!(listed, own);
     assert_eq!(questions, own);
-    for asked in alice.questions().await {
+    let of_original = alice.questions().await;
+    assert_eq!(of_original.is_empty(), own.is_empty());
+    for asked in of_original {
         assert!(!own.contains(&asked.id().to_owned()), "the copy has ids of its own");
     }
     bob

@@ -39,6 +39,7 @@ on_both_engines! {
     a_tool_written_in_rust_may_delegate_to_a_subagent,
     the_limits_hold_for_programs_and_for_tools_written_in_rust,
     models_and_middleware_can_be_written_in_rust,
+    a_policy_with_the_name_of_one_of_the_server_is_in_its_place,
     a_policy_asks_again_about_messages_that_an_update_has_changed,
     agents_can_be_defined_in_rust,
     a_definition_of_a_client_may_name_registered_programs_only,
@@ -261,6 +262,22 @@ async fn models_and_middleware_can_be_written_in_rust(server: TestServer) {
         .await;
     assert_eq!(crate::support::transcript(&values)[2], "task: echo of the program: why");
     assert_eq!(values["messages"][1]["additional_kwargs"]["stamp"], "built");
+}
+
+async fn a_policy_with_the_name_of_one_of_the_server_is_in_its_place(server: TestServer) {
+    server.is_embedded().await;
+    let values = server.human("repaired").await.says("hello").await;
+    let passed = &values["messages"][1]["additional_kwargs"]["passed"];
+    assert_eq!(
+        *passed,
+        json!(["Innermost", "PatchToolCallsMiddleware"]),
+        "from the inside"
+    );
+    let stack = json!({"model": "scripted:x", "middleware": ["SummarizationMiddleware"]});
+    let refused = server.client().put("/agents/another", stack).await;
+    let reason = refused.refused(422);
+    let problem = "`SummarizationMiddleware` is not listed: it is there unless `summarization = false`";
+    assert!(reason.contains(problem), "{reason}");
 }
 
 async fn a_policy_asks_again_about_messages_that_an_update_has_changed(server: TestServer) {

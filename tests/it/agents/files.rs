@@ -229,7 +229,7 @@ async fn long_results_of_subagents_with_the_same_ids_have_a_file_each(server: Te
     }
     assert_eq!(files.as_object().map(serde_json::Map::len), Some(3));
     assert_eq!(path_in(&said[4]), "/large_tool_results/call_0");
-    // What the subagents have named is there for their caller.
+    // Files that the subagents have named are there for their caller.
     let read = json!({"file_path": path_in(&said[3]), "char_offset": 99_990});
     let read = results(&alice, [call("r1", "read_file", read)]).await;
     assert!(

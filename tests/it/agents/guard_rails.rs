@@ -22,6 +22,7 @@ on_both_engines! {
     personal_data_is_removed_from_a_whole_conversation_that_a_client_brings,
     a_message_with_blocked_personal_data_is_refused_and_an_answer_ends_the_run,
     an_answer_that_breaks_off_is_kept_without_personal_data,
+    a_guard_rail_about_a_tool_that_the_agent_lacks_is_a_warning,
 }
 
 /// Returns an agent with these policies.
@@ -407,4 +408,17 @@ async fn an_answer_that_breaks_off_is_kept_without_personal_data(server: TestSer
     assert!(!all.contains("bob@"), "{all}");
     let history: Vec<Value> = alice.history().await;
     assert!(!json!(history).to_string().contains("bob@example"), "{history:#?}");
+}
+
+async fn a_guard_rail_about_a_tool_that_the_agent_lacks_is_a_warning(server: TestServer) {
+    let listed = json!([{"name": "ToolCallLimitMiddleware", "tool": "lokup", "run_limit": 2},
+        {"name": "ToolCallLimitMiddleware", "tool": "lookup", "run_limit": 2}]);
+    let body = json!({"definition": {"model": "scripted:x", "tools": ["lookup"], "middleware": listed}});
+    let verdict = server.client().post("/agents/validate", body).await.ok();
+    assert_eq!(verdict["valid"], true, "{verdict:#}");
+    let findings = verdict["findings"].as_array().expect("a list");
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    assert_eq!(findings[0]["field"], "middleware[0].tool");
+    let message = findings[0]["message"].as_str().expect("a text");
+    assert!(message.contains("did you mean `lookup`?"), "{message}");
 }

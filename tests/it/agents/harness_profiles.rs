@@ -38,10 +38,26 @@ description = "Thinks as its parent."
 system_prompt = "You are large."
 "#;
 
+/// Agents with another model, whose summaries and policies ask the one with the profile.
+const ASKED_BY_POLICIES: &str = r#"
+[profiles.fake_openai]
+model_settings = { temperature = 0.25, thinking = { type = "enabled" } }
+
+[agents.picky]
+model = "scripted:x"
+tools = ["lookup", "send_email"]
+middleware = [{ name = "LLMToolSelectorMiddleware", model = "fake_openai:m-1", max_tools = 1 }]
+
+[agents.terse]
+model = "scripted:x"
+summarization = { model = "fake_openai:m-1", trigger = { messages = 3 }, keep = { messages = 1 } }
+"#;
+
 on_both_engines! {
     each_agent_has_the_profile_of_its_own_model,
     an_excluded_tool_is_neither_offered_nor_executed,
     providers_receive_the_prompt_and_settings_of_the_profile,
+    policies_and_summaries_ask_their_model_with_the_settings_of_its_profile,
 }
 
 async fn each_agent_has_the_profile_of_its_own_model(server: TestServer) {
@@ -129,4 +145,28 @@ async fn providers_receive_the_prompt_and_settings_of_the_profile(server: TestSe
         assert!(asked.contains(part), "{part} is missing in {asked}");
     }
     assert!(!asked.contains("Look a fact up."), "{asked}");
+}
+
+async fn policies_and_summaries_ask_their_model_with_the_settings_of_its_profile(server: TestServer) {
+    server.is_configured_with(ASKED_BY_POLICIES).await;
+    server.models.will([Turn::Says("{\"tools\": [\"lookup\"]}")]);
+    server.human("picky").await.says(script().says("done")).await;
+    let choice = server.models.asked().pop().expect("a request").json();
+    assert_eq!(choice["tools"][0]["function"]["name"], "select_tools", "{choice:#}");
+    assert_eq!(choice["temperature"], 0.25);
+    assert_eq!(
+        choice.get("thinking"),
+        None,
+        "a model that has to call a tool may not think"
+    );
+    server.models.will([Turn::Says("They greeted each other.")]);
+    let alice = server.human("terse").await;
+    for text in ["hello", "and hello again"] {
+        alice.says(text).await;
+    }
+    let asked = server.models.asked();
+    assert_eq!(asked.len(), 2, "one choice and one summary");
+    let summary = asked[1].json();
+    assert_eq!(summary["temperature"], 0.25, "{summary:#}");
+    assert_eq!(summary["thinking"]["type"], "enabled");
 }

@@ -18,7 +18,7 @@ on_both_engines! {
 const PIXELS: usize = 15_000;
 
 /// Configures the agent `looker` whose summaries are `SUMMARY`, and the size of the largest state in bytes.
-async fn has_states_of(server: &TestServer, most: usize) -> Human {
+pub(crate) async fn has_states_of(server: &TestServer, most: usize) -> Human {
     server.configuration_changes("[runtime]\n", &format!("[runtime]\nmax_state_bytes = {most}\n"));
     let agent = format!(
         r#"
@@ -56,7 +56,7 @@ fn messages(values: &Value) -> &Vec<Value> {
 }
 
 /// Returns the messages that have left the state, as the state says.
-fn left(values: &Value) -> usize {
+pub(crate) fn left(values: &Value) -> usize {
     let left = values["summarization"]["left_messages"].as_u64().unwrap_or(0);
     usize::try_from(left).expect("a count")
 }

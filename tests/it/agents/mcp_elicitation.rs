@@ -25,7 +25,7 @@ on_both_engines! {
 /// A server with the tool `book`, which asks for a seat and then for a confirmation.
 #[derive(Clone, Default)]
 struct Travel {
-    /// What the tool has got from the client, for each question, in order.
+    /// The answers that the tool has got from the client, in the order of its questions.
     answers: Arc<Mutex<Vec<String>>>,
     /// True if the server offers a version without sessions, too, in which it cannot ask in this way.
     offers_all_versions: bool,

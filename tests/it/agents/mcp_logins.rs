@@ -222,7 +222,8 @@ async fn a_login_brings_the_token_of_every_call(server: TestServer) {
     assert_eq!(state.token_requests.len(), 1);
     let (authorization, form) = &state.token_requests[0];
     assert_eq!(*authorization, None);
-    assert_eq!([&form["client_id"], &form["resource"]], ["registered-1", &resource]);
+    assert_eq!(form["client_id"], "registered-1");
+    assert_eq!(form["resource"], resource);
 }
 
 async fn a_restarted_server_is_still_logged_in(server: TestServer) {

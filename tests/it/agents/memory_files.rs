@@ -84,18 +84,9 @@ async fn a_subagent_has_a_memory_only_if_it_names_one(server: TestServer) {
         ))
         .await;
     let said = transcript(&done.finishes().await);
-    for (at, known) in [
-        (2, [false, false]),
-        (3, [false, true]),
-        (4, [false, false]),
-        (5, [true, false]),
-    ] {
-        assert_eq!(
-            [said[at].contains("Likes tea."), said[at].contains("Spills milk.")],
-            known,
-            "{}",
-            said[at]
-        );
+    for (at, knows_tea, knows_milk) in [(2, false, false), (3, false, true), (4, false, false), (5, true, false)] {
+        assert_eq!(said[at].contains("Likes tea."), knows_tea, "{}", said[at]);
+        assert_eq!(said[at].contains("Spills milk."), knows_milk, "{}", said[at]);
     }
 }
 

@@ -25,7 +25,7 @@ mod inheritance;
 mod initial_messages;
 mod interrupts;
 mod limits;
-mod long_threads;
+pub(crate) mod long_threads;
 mod main_programs;
 mod mcp;
 mod mcp_elicitation;

@@ -29,7 +29,7 @@ on_both_engines! {
     a_tool_server_reads_of_its_run,
 }
 
-/// What the tool `peek` may read.
+/// The parts of a run that the tool `peek` may read.
 const ALL: &str = r#"{ state = ["messages", "todos", "plan"], files = ["/reports/**"], store = [["memories"]] }"#;
 
 /// Configures the agent `desk`, which has a subagent and the tool `peek` that may read this.
@@ -72,7 +72,7 @@ pub(super) fn write(id: &str, path: &str, content: &str) -> Value {
     call(id, "write_file", json!({"file_path": path, "content": content}))
 }
 
-/// What a tool reads with.
+/// The client with which a tool reads.
 pub(super) struct Reader {
     pub(super) client: Client,
     pub(super) access: Value,

@@ -89,7 +89,7 @@ async fn of_two_subagents_that_change_one_file_at_the_same_time_the_second_is_re
         "{}",
         said[2]
     );
-    // What the first has handed in can be read and changed by the next.
+    // A file that the first has handed in can be read and changed by the next.
     let edit = call(
         "e1",
         "edit_file",

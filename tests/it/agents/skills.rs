@@ -172,7 +172,7 @@ async fn a_tool_of_a_skill_is_offered_after_the_skill_was_read(server: TestServe
         .collect();
     assert_eq!(sent, [json!("late@b.c")]);
 
-    // What discloses it is a part of this conversation, and of no other.
+    // The call that discloses it is a part of this conversation, and of no other.
     let work = script().turn(tools());
     alice
         .says(script().calls(task("t1", "general-purpose", &work)).turn(tools()))

@@ -25,6 +25,7 @@ on_both_engines! {
     a_failed_call_is_retried_under_its_idempotency_key,
     context_editing_clears_old_results_for_the_model_only,
     context_editing_keeps_the_results_of_excluded_tools,
+    context_editing_does_not_count_the_bytes_of_images,
     the_prompt_of_the_todo_middleware_can_be_set,
     invalid_arguments_are_refused_by_field,
     a_failing_tool_is_reported_and_its_siblings_go_on,
@@ -95,6 +96,25 @@ async fn context_editing_keeps_the_results_of_excluded_tools(server: TestServer)
     assert_eq!(
         alice.transcript().await[3],
         "ai: LAST_TOOL<<found otters and much more>>"
+    );
+}
+
+async fn context_editing_does_not_count_the_bytes_of_images(server: TestServer) {
+    let agent = "[agents.forgetful]\nmodel = \"scripted:x\"\ntools = [\"lookup\"]\n\
+         middleware = [{ name = \"ContextEditingMiddleware\", trigger = 3000, keep = 0 }]\n";
+    server.is_configured_with(agent).await;
+    let alice = server.human("forgetful").await;
+    let script = script()
+        .calls(lookup("c1", "otters and much more"))
+        .turn(json!({"echo_last_tool": true}));
+    let image = json!({"type": "image", "base64": "iVBO".repeat(10_000), "mime_type": "image/png"});
+    let content = json!([{"type": "text", "text": script.to_string()}, image]);
+    let input = json!({"messages": [{"role": "user", "content": content}]});
+    alice.starts(json!({"input": input})).await.finishes().await;
+    assert_eq!(
+        alice.transcript().await[3],
+        "ai: LAST_TOOL<<found otters and much more>>",
+        "40,000 bytes of an image are no 10,000 tokens"
     );
 }
 

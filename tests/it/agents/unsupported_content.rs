@@ -247,7 +247,9 @@ async fn a_long_message_is_shown_with_its_beginning_and_its_end(server: TestServ
         .will([Turn::Says("that is long"), Turn::Says("as before")]);
     alice.says(&long).await;
     alice.says("and?").await;
-    for body in bodies(&server) {
+    let requests = bodies(&server);
+    assert_eq!(requests.len(), 2);
+    for body in requests {
         assert!(body.len() < 20_000, "{} bytes", body.len());
         assert!(body.contains("BEGIN") && body.contains("xEND"), "{body}");
         assert!(body.contains("/large_messages/"), "{body}");

@@ -394,6 +394,7 @@ async fn of_two_threads_that_change_one_file_the_second_is_refused_and_can_read_
             .calls(edit("e1", path, "one", "1"))
             .calls(write("w1", path, "all mine"))
             .calls(write("w2", &path.replace("plan", "fresh"), "blind"))
+            .calls(call("d1", "delete", json!({"file_path": path})))
             .calls(read("r2", path))
             .calls(edit("e2", path, "two", "2"))
             .says("done");
@@ -412,14 +413,14 @@ async fn of_two_threads_that_change_one_file_the_second_is_refused_and_can_read_
         server.tools.let_go("lookup");
         run.finishes().await;
         let said = slow.transcript().await;
-        for refused in [&said[6], &said[8], &said[10]] {
+        for refused in [&said[6], &said[8], &said[10], &said[12]] {
             assert!(
                 refused.contains("has been changed by someone else in the meantime"),
                 "{said:#?}"
             );
         }
-        assert!(said[12].contains("step one, two"), "{said:#?}");
-        assert!(said[14].contains("Replaced 1 occurrence"), "{said:#?}");
+        assert!(said[14].contains("step one, two"), "{said:#?}");
+        assert!(said[16].contains("Replaced 1 occurrence"), "{said:#?}");
     }
     assert_eq!(
         fs::read_to_string(server.path_of("work/plan.md")).expect("a file"),

@@ -407,7 +407,9 @@ async fn a_run_keeps_the_version_that_it_was_started_with(server: TestServer) {
     assert_eq!(contexts(&server), [json!({"n": 1}), json!({"n": 1}), json!({"n": 2})]);
     assert_eq!(&waiting["assistant_version"], &json!(1));
     assert_eq!(&last["assistant_version"], &json!(2));
-    for run in alice.runs().await {
+    let runs = alice.runs().await;
+    assert_eq!(runs.len(), 3);
+    for run in runs {
         assert_eq!(&run["status"], &json!("success"));
         assert_eq!(&run["assistant_id"], &json!(id(&path)));
     }

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::support::client::{Client, reply};
 use crate::support::{Engine, TestServer};
 
-/// What a browser sends when it opens a page.
+/// The header `accept` of a browser that opens a page.
 const BROWSER: &str = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
 
 /// A file of the console, as it was sent.

@@ -194,7 +194,7 @@ async fn no_run_starts_after_the_end_time(server: TestServer) {
     let longer = json!({"end_time": null});
     client.patch(&format!("/runs/crons/{}", id(&cron)), longer).await.ok();
     assert_eq!(next(&client, &cron).await, "2026-11-21T15:00");
-    // What was due before the end but could not be started until it had passed is not made up for.
+    // A start that was due before the end, and was not possible until the end had passed, is not made up for.
     client
         .patch(
             &format!("/runs/crons/{}", id(&cron)),

@@ -15,7 +15,7 @@ const LATER: Duration = Duration::from_micros(40);
 /// Sends a request and hangs up after so long.
 async fn asks_and_leaves(human: &Human, path: &str, body: Value, patience: Duration) {
     let request = human.client().request(Method::POST, path).json(&body).send();
-    // Whether there was an answer in time makes no difference.
+    // An answer in time makes no difference.
     let _ = tokio::time::timeout(patience, request).await;
 }
 

@@ -419,7 +419,7 @@ async fn callers_have_the_agents_and_threads_that_are_theirs(server: TestServer)
     let nobody = stateless(&keys.nobody(), "tools/list", json!({}), &json!({}));
     assert_eq!(reply(nobody).await.status, 401);
 
-    // What a client defined is a tool for its own tenant.
+    // An agent that a client defined is a tool for its own tenant.
     other.put("/agents/abacus", json!({"model": "scripted:lab"})).await.ok();
     let harness = keys.client("harness");
     for (client, is_there) in [(&other, true), (&harness, false)] {

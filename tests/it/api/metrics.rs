@@ -98,6 +98,8 @@ async fn gauges_show_running_runs_and_open_streams(server: TestServer) {
     assert_eq!(number(&now, "adjutant_streams_open", json!({})), Some(1.0));
     assert_eq!(number(&now, "adjutant_runs_at_work", json!({})), Some(1.0));
     assert_eq!(number(&now, "adjutant_queue_depth", json!({})), Some(1.0));
+    // The run waits for the one before it, and not for a server.
+    assert_eq!(number(&now, "adjutant_queue_oldest_age_seconds", json!({})), Some(0.0));
     assert_eq!(
         [
             &now["queue"]["n_pending"],

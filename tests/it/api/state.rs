@@ -164,7 +164,7 @@ async fn the_history_at_a_checkpoint_is_this_checkpoint(server: TestServer) {
     assert_eq!(found(at, looped).await.as_array().unwrap().len(), 1);
     let unknown = json!({"checkpoint_id": Uuid::now_v7()});
     assert_eq!(found(&unknown, json!({})).await, json!([]));
-    // What came before a checkpoint is found by `before`, also in the query.
+    // The checkpoints before one are found by `before`, also in the query.
     let earlier = found(&Value::Null, before(&after_one[0])).await;
     assert_eq!(earlier, json!(after_one[1..]));
     let query = format!(

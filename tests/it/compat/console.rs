@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::sdk::{chromium, node_modules, runs_to_its_end};
+use crate::agents::long_threads::{has_states_of, left};
 use crate::support::server::skipped;
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{TestServer, without_postgres};
@@ -24,6 +25,7 @@ without_postgres! {
     the_demonstration_is_followed_to_its_end,
     threads_are_found_opened_and_deleted,
     a_conversation_shows_every_agent_while_it_works,
+    a_conversation_says_that_messages_have_left_the_state,
     approvals_are_answered_in_their_thread_and_in_the_inbox,
     decisions_for_the_rest_of_a_thread_are_given_listed_and_revoked,
     a_thread_is_continued_from_any_checkpoint_of_its_timeline,
@@ -76,6 +78,21 @@ async fn threads_are_found_opened_and_deleted(server: TestServer) {
 
 async fn a_conversation_shows_every_agent_while_it_works(server: TestServer) {
     play_alone("conversation.mjs", server).await;
+}
+
+async fn a_conversation_says_that_messages_have_left_the_state(server: TestServer) {
+    let Some(mut command) = flow("left.mjs", &server) else {
+        return;
+    };
+    let alice = has_states_of(&server, 60_000).await;
+    let mut turns = 0;
+    while left(&alice.state().await["values"]) == 0 {
+        turns += 1;
+        assert!(turns < 100, "no message leaves the state");
+        alice.says(format!("turn {turns}: {}", "so it goes ".repeat(200))).await;
+    }
+    command.env("THREAD", &alice.thread);
+    play(command).await;
 }
 
 async fn approvals_are_answered_in_their_thread_and_in_the_inbox(server: TestServer) {

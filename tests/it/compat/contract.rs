@@ -19,7 +19,7 @@ fn schemathesis(server: &TestServer, place: &Path, phases: &str) -> Option<Comma
     let named = named.or_else(|| skipped("schemathesis (ADJUTANT_TEST_SCHEMATHESIS)"))?;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/contract");
     let mut command = Command::new(named);
-    // What it writes beside its findings goes away with the test.
+    // Files that it writes beside its findings go away with the test.
     command
         .current_dir(place)
         .env("PYTHONDONTWRITEBYTECODE", "1")

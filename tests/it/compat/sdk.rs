@@ -92,7 +92,7 @@ pub(crate) fn in_javascript(scene: &str, packages: &[&str], server: &TestServer)
 fn the_page_lists(said: &str, column: usize) {
     let last = said.lines().last().expect("the scene says something");
     let mut methods: BTreeMap<String, String> = serde_json::from_str(last).expect("JSON");
-    // What the clients themselves are built on.
+    // The clients themselves are built on this one.
     methods.remove("http");
     let page = include_str!("../../../docs/api.md");
     for (resource, methods) in methods {
@@ -115,7 +115,7 @@ on_both_engines! {
     the_public_chat_pages_work,
 }
 
-// What the page receives on each engine is what the scripts above receive.
+// A page receives on each engine the same as the scripts above.
 without_postgres! {
     a_page_in_a_browser_follows_threads,
 }

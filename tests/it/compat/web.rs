@@ -3,7 +3,8 @@
 use crate::compat::sdk::{chromium, in_javascript, runs_to_its_end};
 use crate::support::{TestServer, without_postgres};
 
-// What a page receives on each engine is tested with the same clients outside a browser, in `sdk.rs` and in `streams`.
+// The events that a page receives on each engine are tested with the same clients outside a browser, in `sdk.rs` and in
+// `streams`.
 without_postgres! {
     the_page_without_a_build_works,
     the_page_with_react_works,

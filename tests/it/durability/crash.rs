@@ -175,7 +175,7 @@ async fn experiments(server: TestServer, seed: u64, numbers: Vec<u64>) -> Vec<St
             Err(_) => vec!["it took too long".to_owned()],
         };
         if !wrong.is_empty() {
-            // What is broken would break the next experiments, too.
+            // A broken server would break the next experiments, too.
             let log = server.log().text();
             return vec![format!(
                 "experiment {number}, {kill:?}:\n- {}\n{log}",

@@ -77,7 +77,7 @@ impl Patron {
             let mark = format!("{}_{}", self.thread, self.acknowledged.len());
             let body = json!({
                 "assistant_id": "treasurer",
-                "input": {"messages": [{"role": "user", "content": errand(&mark)}]},
+                "input": {"messages": [{"role": "user", "content": run_message(&mark)}]},
             });
             let run = insists(&self.client, Method::POST, &self.path("/runs"), &body, &mark).await;
             let id = run["run_id"].as_str().expect("an id").to_owned();
@@ -117,7 +117,7 @@ impl Patron {
     }
 }
 
-/// Whether the clients start more runs.
+/// The work of the clients: they start more runs, or stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rounds {
     GoOn,
@@ -125,16 +125,16 @@ enum Rounds {
 }
 
 /// Returns the message of a run with several steps, a subagent, and calls that must not be repeated.
-fn errand(mark: &str) -> String {
+fn run_message(mark: &str) -> String {
     let act = |name: &str, tool: &str| call(&format!("{mark}_{name}"), tool, json!({"note": name, "ms": 20}));
     let clerk = script()
         .calls_all([act("charge", "charge"), act("notify", "notify")])
         .says("noted");
-    let errand = script()
+    let work = script()
         .calls_all([act("open", "record"), task(&format!("{mark}_clerk"), "clerk", clerk)])
         .calls(act("close", "record"))
         .says("done");
-    errand.to_string()
+    work.to_string()
 }
 
 /// Reads a run to its end. Whenever the stream breaks, it reads on behind the last event.

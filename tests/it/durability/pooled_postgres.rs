@@ -1,5 +1,6 @@
 //! A Postgres behind a pooler that shares its sessions between transactions.
 
+use std::process::Command;
 use std::str::FromStr;
 
 use adjutant::Adjutant;
@@ -147,6 +148,33 @@ async fn the_doctor_looks_past_the_pooler() {
         ] {
             assert!(text.contains(line), "{text}");
         }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_names_a_pooler_of_another_database() {
+    play_behind_a_pooler(async |server, pooler| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("adjutant.toml");
+        let text = format!(
+            "[storage]\nurl = \"{}\"\ndirect_url = \"{}\"\n",
+            pooler.url("postgres"),
+            server.database_url()
+        );
+        std::fs::write(&file, text).expect("a file");
+        let output = Command::new(env!("CARGO_BIN_EXE_adjutant"))
+            .args(["doctor", "--listen", "127.0.0.1:0", "--config"])
+            .arg(&file)
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success(), "{said}");
+        let pooler_line = said.lines().find(|line| line.starts_with("fail  database pooler "));
+        assert!(
+            pooler_line.is_some_and(|line| line.contains("lead to different databases")),
+            "{said}"
+        );
     })
     .await;
 }

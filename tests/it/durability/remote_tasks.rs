@@ -42,7 +42,7 @@ async fn a_remote_task_starts_once_when_the_server_is_killed_at_its_start(server
     for (round, instant) in INSTANTS.into_iter().enumerate() {
         let alice = server.human("away").await;
         alice.asks(message(&format!("r{round}"))).await;
-        // These instants are what the tests are about.
+        // The tests are about these instants.
         tokio::time::sleep(Duration::from_micros(instant)).await;
         server.is_killed_and_started_again().await;
         completes_and_reports_once(&peer.server, &alice).await;

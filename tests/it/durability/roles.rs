@@ -24,6 +24,7 @@ on_postgres! {
     a_worker_that_waits_for_a_call_keeps_its_lease_and_is_not_ready,
     a_stream_of_a_server_that_stops_goes_on_at_another,
     a_run_that_ends_with_its_client_is_cancelled_when_the_server_of_its_client_is_killed_later,
+    a_run_that_ends_with_its_client_is_cancelled_when_those_have_left_who_have_joined_it_elsewhere,
     a_server_without_its_database_is_not_ready,
 }
 
@@ -218,6 +219,37 @@ async fn a_run_that_ends_with_its_client_is_cancelled_when_the_server_of_its_cli
     eventually(async || run.status().await == "interrupted").await;
     api.tools.let_go("lookup");
     worker.is_stopped().await;
+}
+
+async fn a_run_that_ends_with_its_client_is_cancelled_when_those_have_left_who_have_joined_it_elsewhere(
+    api: TestServer,
+) {
+    api.takes_role("api");
+    api.moves_into_a_process().await;
+    let worker = api.starts_second_process_as("worker").await;
+    let others = [
+        api.starts_second_process_as("api").await,
+        api.starts_second_process_as("api").await,
+    ];
+    api.tools.hold("lookup");
+    let alice = api.human("plain").await;
+    let text = script().calls(lookup("l1", "x")).says("done");
+    let stream = alice.streams(text, json!({"on_disconnect": "cancel"})).await;
+    let run = stream.run_id();
+    api.tools.called("lookup", 1).await;
+    let joined = others
+        .each_ref()
+        .map(|other| Human::at(other.client(), "plain", &alice.thread).run_of_id(&run));
+    let readers = [joined[0].is_joined(None).await, joined[1].is_joined(None).await];
+    api.is_killed_and_started_again().await;
+    assert_eq!(joined[0].status().await, "running");
+    // Each of the two servers goes on, and has no client of the run any more.
+    drop(readers);
+    eventually(async || joined[0].status().await == "interrupted").await;
+    api.tools.let_go("lookup");
+    for server in others.into_iter().chain([worker]) {
+        server.is_stopped().await;
+    }
 }
 
 async fn a_server_without_its_database_is_not_ready(server: TestServer) {

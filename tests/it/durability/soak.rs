@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::random::{Random, number};
 use crate::support::actors::Human;
-use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, script};
+use crate::support::script::Script;
+use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, on_postgres, script};
 
 /// The number of turns unless the environment sets another one.
 const TURNS: u64 = 300;
@@ -37,7 +38,7 @@ middleware = [{ name = "ContextEditingMiddleware" }]
 summary_prompt = '{"script": [{"text": "SUMMARY"}]}'
 "#;
 
-/// What the server takes after a part of the thread.
+/// The space and memory of the server after a part of the thread.
 #[derive(Debug, Clone, Copy)]
 struct Usage {
     /// The size of the database, in bytes.
@@ -96,6 +97,10 @@ on_both_engines! {
     a_run_of_one_step_takes_few_bytes,
 }
 
+on_postgres! {
+    a_run_and_its_steps_add_the_rows_that_the_documents_name,
+}
+
 /// An agent without anything but a model.
 const PLAIN_AGENT: &str = r#"
 [agents.terse]
@@ -133,6 +138,22 @@ async fn a_run_of_one_step_takes_few_bytes(server: TestServer) {
     assert!(each <= MOST, "{each} bytes for a run of one step");
 }
 
+/// Compares the rows with those of "How far one database goes" in `docs/scaling.md`.
+async fn a_run_and_its_steps_add_the_rows_that_the_documents_name(server: TestServer) {
+    const ROWS: &str = "select (select count(*) from threads) + (select count(*) from thread_terms) \
+        + (select count(*) from runs) + (select count(*) from checkpoints) + (select count(*) from events)";
+    server.human("plain").await.says("hello").await;
+    let added = async |steps: usize| {
+        let before = server.number_in_database(ROWS).await;
+        let calls = (0..steps).map(|step| lookup(&format!("l{step}"), "x"));
+        let text = calls.fold(script(), Script::calls).says("done");
+        server.human("plain").await.says(text).await;
+        server.number_in_database(ROWS).await - before
+    };
+    assert_eq!(added(0).await, 9, "a run with its thread");
+    assert_eq!(added(10).await, 9 + 10 * 3, "a run with ten steps");
+}
+
 async fn a_thread_of_any_length_costs_the_same_per_turn_and_loses_nothing(server: TestServer) {
     let turns = number("ADJUTANT_SOAK_TURNS").unwrap_or(TURNS);
     server.is_configured_with(AGENT).await;
@@ -163,7 +184,7 @@ async fn a_thread_of_any_length_costs_the_same_per_turn_and_loses_nothing(server
     growth_is_flat(&usages, turns);
 }
 
-/// What a part of the thread takes: the database after the part, and the memory of the process that took the least. Two
+/// Returns the usage of a part of the thread: the database after the part, and the memory of the process that took the least. Two
 /// processes with the same work differ by what their allocators keep, so that one process says little.
 fn usage_of_part(usages: &[Usage]) -> Usage {
     Usage {

@@ -60,7 +60,7 @@ async fn rows_are_readable_for_the_former_release_until_the_upgrade_is_finished(
     assert!(is_done && !said.contains("--finish"), "{said}");
     server.is_stopped_and_started_again().await;
     assert!(is_short(&server, &alice).await);
-    // What was written in either form is read.
+    // Texts in either form are read.
     let runs = alice.runs().await;
     assert!(!runs.is_empty(), "there are runs");
     assert!(runs.iter().all(|run| run["status"] == "success"), "{runs:?}");

@@ -336,7 +336,7 @@ async fn calls_in_initial_messages_are_not_made_without_approval(server: TestSer
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
     assert_eq!(mails(&server).len(), 0, "nobody has approved it");
     assert!(alice.questions().await.is_empty(), "what was said before is over");
-    // What the subagent's own model calls is asked about all the same.
+    // Calls of the subagent's own model are asked about all the same.
     let order = task("t2", "scholar", script().calls(mail("m2", "eve")).says("sent by child"));
     alice.says(script().calls(order).says("done")).await;
     is_asked_about_a_mail(&server, &alice, "eve", 0).await;

@@ -112,7 +112,7 @@ async fn changes_nothing(server: &TestServer, layer: &str) {
         "kept\n"
     );
     assert_eq!(fs::read_dir(server.path_of("outside")).expect("a directory").count(), 1);
-    // What a command leaves in its workspace leads the file tools nowhere either.
+    // Links that a command leaves in its workspace lead the file tools nowhere either.
     let calls = vec![
         sh("c1", &format!("ln -sf '{outside}/kept.txt' trap-{layer}")),
         call("c2", "read_file", json!({"file_path": format!("/trap-{layer}")})),

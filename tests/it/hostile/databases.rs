@@ -1,17 +1,19 @@
 //! A database that is slow, locked, full or unreachable.
 
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use adjutant::Adjutant;
 use futures::future::join_all;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::{Value, json};
+use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, SqliteConnection};
 use tokio::time::timeout;
 
 use crate::support::client::{Client, Reply, reply};
 use crate::support::postgres_proxy::play_behind_proxy;
-use crate::support::{Engine, TestServer, call, eventually, on_both_engines, play, script};
+use crate::support::{Engine, TestServer, call, eventually, on_both_engines, play, postgres, script};
 
 /// Restarts the server with this time limit of a statement, in seconds.
 async fn is_impatient(server: &TestServer, seconds: f64) {
@@ -120,6 +122,33 @@ async fn a_locked_table_of_postgres_hits_the_statement_timeout() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_that_cannot_be_swept_in_time_does_not_keep_others() {
+    play(Engine::Postgres, async |server: TestServer| {
+        server.sweeps_often();
+        is_impatient(&server, 0.5).await;
+        let client = server.client();
+        let alice = server.human("agent").await;
+        alice.says("hello").await;
+        let mut other = postgres::connect(&server.database_url()).await;
+        // The deletion of the thread waits for its run.
+        sqlx::raw_sql("begin; select 1 from runs for update")
+            .execute(&mut other)
+            .await
+            .expect("the lock");
+        let soon = json!({"ttl": {"ttl": 0.001, "strategy": "delete"}});
+        client.patch(&alice.path(""), soon.clone()).await.ok();
+        // A thread that expires later is swept behind that one.
+        let later = client.post("/threads", soon).await.ok();
+        let path = format!("/threads/{}", later["thread_id"].as_str().expect("an id"));
+        eventually(async || client.get(&path).await.status == 404).await;
+        client.get(&alice.path("")).await.ok();
+        sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
+        eventually(async || client.get(&alice.path("")).await.status == 404).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_slow_searches_of_one_user_do_not_delay_those_of_others() {
     const WAITING: &str = "select count(*) from pg_stat_activity where datname = current_database() \
         and wait_event_type = 'Lock' and query like '%from crons%'";
@@ -148,6 +177,44 @@ async fn the_slow_searches_of_one_user_do_not_delay_those_of_others() {
         let (counted, ()) = tokio::join!(counts, others);
         for count in counted {
             assert_eq!(count.ok(), 0);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_exports_of_one_admin_do_not_delay_the_searches_of_others() {
+    const WAITING: &str = "select count(*) from pg_stat_activity where datname = current_database() \
+        and wait_event_type = 'Lock' and query like '%from crons%'";
+    play(Engine::Postgres, async |server: TestServer| {
+        let keys = server.is_protected().await;
+        let root = keys.client("root");
+        let bob = keys.client("bob");
+        bob.thread().await;
+        let mut other = PgConnection::connect(&server.database_url())
+            .await
+            .expect("a connection");
+        sqlx::raw_sql("begin; lock table crons in access exclusive mode")
+            .execute(&mut other)
+            .await
+            .expect("the lock");
+        let exports = join_all((0..6).map(|_| async {
+            let request = root.request(reqwest::Method::GET, "/users/bob/export");
+            let response = request.send().await.expect("an answer");
+            response.text().await.expect("the lines")
+        }));
+        let others = async {
+            eventually(async || server.number_in_database(WAITING).await >= 3).await;
+            let counted = bob.post("/threads/count", json!({}));
+            let counted = timeout(Duration::from_secs(5), counted)
+                .await
+                .expect("bob does not wait");
+            assert_eq!(counted.ok(), 1);
+            sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
+        };
+        let (exported, ()) = tokio::join!(exports, others);
+        for lines in exported {
+            assert!(lines.contains("\"type\":\"audit_entry\""), "it is complete: {lines}");
         }
     })
     .await;
@@ -274,7 +341,34 @@ async fn refusal(url: &str) -> (String, Duration) {
 async fn an_unreachable_postgres_prevents_the_start_with_a_reason() {
     let (reason, took) = refusal("postgres://nobody@127.0.0.1:1/nothing").await;
     assert!(reason.to_lowercase().contains("connection refused"), "{reason}");
+    let advice = "start Postgres there, or correct the host and the port in [storage]";
+    assert!(reason.ends_with(advice), "{reason}");
     assert!(took < Duration::from_secs(4), "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_that_refuses_the_server_is_named_with_what_to_do() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let url = server.database_url();
+        let options = PgConnectOptions::from_str(&url).expect("a URL");
+        let database = options.get_database().expect("a name");
+        for (wrong, reason, advice) in [
+            (
+                url.replace(database, "no_such_database"),
+                "no_such_database",
+                "create the database, or correct its name in [storage]",
+            ),
+            (
+                url.replace(&format!("//{}", options.get_username()), "//no_such_role"),
+                "no_such_role",
+                "correct the role and the password in [storage]",
+            ),
+        ] {
+            let (said, _) = refusal(&wrong).await;
+            assert!(said.contains(reason) && said.contains(advice), "{said}");
+        }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -124,7 +124,7 @@ async fn clients_define_no_agents_unless_the_configuration_says_so(server: TestS
         .await
         .ok();
     assert_eq!(verdict["valid"], false);
-    // What was defined before is there and cannot run.
+    // An earlier definition is there and cannot run.
     assert_eq!(client.get("/agents/mine").await.ok()["usable"], false);
     let body = json!({"assistant_id": "mine", "input": {"messages": [{"role": "user", "content": "hello"}]}});
     assert!(client.post("/runs", body).await.status >= 400);

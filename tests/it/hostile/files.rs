@@ -9,6 +9,7 @@ on_both_engines! {
     an_oversized_file_is_refused_and_an_oversized_result_has_several,
     results_beyond_the_bound_of_a_state_are_error_results,
     the_bounds_of_files_and_states_are_settings,
+    endless_paths_and_patterns_are_refused_in_few_words,
 }
 
 async fn a_file_does_not_grow_beyond_its_bound_by_edits(server: TestServer) {
@@ -161,5 +162,40 @@ async fn the_bounds_of_files_and_states_are_settings(server: TestServer) {
             .await
             .refused(422)
             .contains("larger than 20000 bytes")
+    );
+}
+
+async fn endless_paths_and_patterns_are_refused_in_few_words(server: TestServer) {
+    let alice = server.human("plain").await;
+    let endless = "a/".repeat(50_000);
+    let calls = [
+        call("c1", "write_file", json!({"file_path": endless, "content": "x"})),
+        call("c2", "glob", json!({"pattern": endless})),
+        call(
+            "c3",
+            "glob",
+            json!({"pattern": format!("{}{}", "{a,b}".repeat(8), "/a".repeat(400))}),
+        ),
+        call("c4", "grep", json!({"pattern": endless})),
+    ];
+    let said = transcript(&alice.says(script().calls_all(calls).says("done")).await);
+    for (line, reason) in said[2..6].iter().zip([
+        "is not allowed: it is longer than 4096 bytes",
+        "cannot be used: it is longer than 1000 bytes",
+        "cannot be used: its alternatives have too many parts",
+        "No matches found",
+    ]) {
+        assert!(line.contains(reason) && line.len() < 2_000, "{reason}: {line}");
+    }
+    let files = json!({endless: {"content": "x", "encoding": "utf-8"}});
+    let input = json!({"messages": [], "files": files});
+    let refused = alice
+        .client()
+        .post(&alice.path("/runs"), json!({"assistant_id": "plain", "input": input}))
+        .await
+        .refused(422);
+    assert!(
+        refused.contains("is longer than 4096 bytes") && refused.len() < 2_000,
+        "{refused}"
     );
 }

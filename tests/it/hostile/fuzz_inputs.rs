@@ -1,4 +1,4 @@
-//! What must hold for any bytes holds for those in `fuzz/corpus`, and for many that are made of them.
+//! The promises of the fuzz targets, for the inputs in `fuzz/corpus` and for many that are made of them.
 
 use std::fs;
 use std::panic::catch_unwind;

@@ -324,7 +324,7 @@ async fn documents_with_too_many_values_are_refused_by_every_endpoint(server: Te
 async fn the_null_character_is_refused_by_every_endpoint(server: TestServer) {
     let client = server.client();
     for (method, path, body) in doors(&client, &json!({"inner": ["fine", "a\u{0}b"]})).await {
-        // They name the field in their own way.
+        // Definitions name the field in their own way.
         if path.starts_with("/agents/validate") || method == Method::PUT && path == "/agents/odd" {
             continue;
         }

@@ -49,7 +49,7 @@ async fn a_run_whose_claim_is_stored_late_is_driven(server: TestServer) {
     );
     let run = alice.starts(body).await;
     assert_eq!(run.status().await, "pending");
-    // What a commit does that waited for a standby, long after the server has given it up.
+    // A commit that waited for a standby does this, long after the server has given it up.
     let id = server.id_in_sql(&run.id);
     server
         .executes_sql(&format!(
@@ -115,16 +115,19 @@ async fn the_stream_of_a_run_breaks_when_the_server_stops(server: TestServer) {
     let mut response = request.send().await.expect("it answers");
     server.tools.called("lookup", 1).await;
     let reads = async {
+        let mut heard = vec![];
         loop {
             match response.chunk().await {
-                Ok(Some(_)) => {}
-                Ok(None) => return "came to its end",
-                Err(_) => return "broke off",
+                Ok(Some(piece)) => heard.extend_from_slice(&piece),
+                Ok(None) => return ("came to its end", heard),
+                Err(_) => return ("broke off", heard),
             }
         }
     };
-    let (end, ()) = tokio::join!(reads, server.is_stopped_and_started_again());
+    let ((end, heard), ()) = tokio::join!(reads, server.is_stopped_and_started_again());
     assert_eq!(end, "broke off");
+    let heard = String::from_utf8_lossy(&heard);
+    assert!(heard.ends_with("\r\nretry: 500\r\n\r\n"), "{heard}");
     // The run goes on, and so does who reads on.
     server.tools.let_go("lookup");
     let run = alice.run(&alice.runs().await[0]);
@@ -428,7 +431,7 @@ async fn a_queued_run_whose_claim_is_not_acknowledged_runs_once() {
             .await;
         assert_eq!(run.status().await, "pending");
         door.commits(Commits::AreNotAcknowledged);
-        // It is claimed, but the server does not hear of it.
+        // The run is claimed, but the server does not hear of it.
         eventually(async || run.status().await == "running").await;
         door.commits(Commits::Arrive);
         run.finishes().await;

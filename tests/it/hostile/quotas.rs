@@ -123,7 +123,7 @@ async fn a_cron_starts_its_run_when_a_full_queue_has_room(server: TestServer) {
                 "input": {"messages": [{"role": "user", "content": "by the clock"}]}});
         let cron = client.post(&alice.path("/runs/crons"), cron).await.ok();
         all_are_due(&server).await;
-        // It is tried, and tried again.
+        // The server tries, and tries again.
         for _ in 0..2 {
             let mut line = String::new();
             while !line.contains(refusal) {

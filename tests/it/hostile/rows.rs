@@ -507,7 +507,7 @@ async fn a_run_with_an_unreadable_state_fails(server: TestServer) {
         let alice = server.human("agent").await;
         alice.says("hello").await;
         assert!(poison_column(&server, "checkpoints", column, kind).await > 0);
-        // What was summed up is remembered.
+        // Sums are remembered.
         server.is_stopped_and_started_again().await;
         let run = alice.asks("more").await;
         eventually(async || run.status().await == "error").await;
@@ -594,7 +594,7 @@ async fn runs_on_an_unreadable_history_can_be_cancelled_and_deleted(server: Test
         let run = alice.starts(alice.run_body("never", later)).await;
         poison(&server, "checkpoints", "position").await;
         poison(&server, "checkpoints", "writes").await;
-        // What was summed up is remembered.
+        // Sums are remembered.
         server.is_stopped_and_started_again().await;
         match way {
             "cancel" => _ = client.post(&format!("{}/cancel", run.path), json!({})).await.ok(),

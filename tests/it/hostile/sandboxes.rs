@@ -81,9 +81,9 @@ async fn serve(method: Method, uri: Uri) -> Response {
 /// The limits that a test need not wait long for.
 const HASTE: &str = "[answers]\nfirst_byte_s = 1.0\nbetween_bytes_s = 1.5\nmax_tool_bytes = 2000000\n[runtime]\n";
 
-/// What results say about a command whose outcome is unknown.
+/// The words of a result about a command whose outcome is unknown.
 const UNKNOWN: &str = "The command may have run";
-/// What results say about a command that was not run.
+/// The words of a result about a command that was not run.
 const NOT_RUN: &str = "the command was not run";
 
 /// The ways of services, each with two parts of the result of a command and a part of that of a search.

@@ -98,7 +98,7 @@ async fn a_large_history_is_read_in_pages(server: TestServer) {
         assert!(bytes < 320_000, "{bytes} bytes in one answer");
     }
     assert_eq!(cut.concat(), whole, "no checkpoint is lost or shown in another way");
-    // What a client does not want to see does not count.
+    // Fields that a client does not want to see do not count.
     let path = format!("/threads/{thread}/history?limit=1000&select=metadata&select=checkpoint_id");
     let slim = client.get(&path).await;
     assert_eq!(slim.headers.get("x-pagination-next"), None);

@@ -231,6 +231,11 @@ async fn searches_of_many_files_and_with_odd_patterns_end(server: TestServer) {
             fs::write(folder.join(format!("f{file}.txt")), "needle\n").expect("a file");
         }
     }
+    let flat = server.path_of("work/flat");
+    fs::create_dir_all(&flat).expect("a folder");
+    for file in 0..=10_000 {
+        fs::write(flat.join(format!("f{file}")), "").expect("a file");
+    }
     let deep = (0..80).fold(many.clone(), |path, _| path.join("d"));
     fs::create_dir_all(&deep).expect("folders");
     fs::write(deep.join("end.txt"), "needle").expect("a file");
@@ -251,6 +256,8 @@ async fn searches_of_many_files_and_with_odd_patterns_end(server: TestServer) {
             ("glob", json!({"pattern": "x".repeat(2000)})),
             ("delete", json!({"file_path": "/many"})),
             ("glob", json!({"pattern": "a.txt"})),
+            ("ls", json!({"path": "/flat"})),
+            ("ls", json!({"path": "/many"})),
         ],
     )
     .await;
@@ -277,5 +284,11 @@ async fn searches_of_many_files_and_with_odd_patterns_end(server: TestServer) {
         "{}",
         said[6]
     );
+    assert!(
+        said[7].ends_with("[The list is not complete: there are too many files. List a directory further down.]"),
+        "{}",
+        said[7]
+    );
+    assert!(said[8].ends_with("'/many/d9/']"), "{}", said[8]);
     assert!(many.join("d0/f0.txt").exists());
 }

@@ -202,7 +202,7 @@ fn the_resources_of_the_chart_find_each_other() {
         for kind in ["HorizontalPodAutoscaler", "ScaledObject"] {
             for name in resources.names(kind) {
                 let target = &resources.get(kind, name)["spec"]["scaleTargetRef"]["name"];
-                // What has a scaler has no number of its own, which each upgrade would set again.
+                // A deployment with a scaler has no number of its own, which each upgrade would set again.
                 let scaled = resources.get("Deployment", text(target));
                 assert_eq!(target, "demo-worker");
                 assert!(scaled["spec"]["replicas"].is_null(), "{scaled}");
@@ -219,6 +219,54 @@ fn the_resources_of_the_chart_find_each_other() {
             assert_eq!(service["spec"]["ports"][0]["name"], backend["port"]["name"]);
         }
     }
+}
+
+/// Reads a file of `deploy/prometheus`.
+fn of_prometheus(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("deploy/prometheus")
+        .join(name);
+    serde_saphyr::from_str(&fs::read_to_string(path).expect("text")).expect("YAML")
+}
+
+#[test]
+fn prometheus_finds_the_pods_of_the_chart_and_its_adapter_serves_what_the_chart_asks_for() {
+    let Some(resources) = Resources::of(&few_values()) else {
+        return;
+    };
+    let scraped = &of_prometheus("kubernetes.yaml")["scrape_configs"][0]["relabel_configs"];
+    let keep = &scraped[0];
+    assert_eq!(keep["action"], "keep");
+    let asked = [
+        "__meta_kubernetes_pod_label_app_kubernetes_io_name",
+        "__meta_kubernetes_pod_container_port_name",
+    ];
+    assert_eq!(keep["source_labels"], json!(asked));
+    for name in resources.names("Deployment") {
+        let pod = &resources.get("Deployment", name)["spec"]["template"];
+        let label = text(&pod["metadata"]["labels"]["app.kubernetes.io/name"]);
+        let port = text(&pod["spec"]["containers"][0]["ports"][0]["name"]);
+        assert_eq!(keep["regex"], format!("{label};{port}"), "{name}");
+    }
+    let has_namespace = |rule: &Value| rule["target_label"] == "namespace";
+    assert!(
+        list(scraped).iter().any(has_namespace),
+        "scalers ask for the queue of a namespace"
+    );
+    let served = &of_prometheus("adapter.yaml")["rules"]["external"][0];
+    let scaler = resources.get("HorizontalPodAutoscaler", "demo-worker");
+    let metric = &scaler["spec"]["metrics"][0]["external"]["metric"];
+    assert_eq!(served["name"]["as"], metric["name"]);
+    assert!(metric["selector"].is_null(), "it is that of the namespace");
+    assert_eq!(served["metricsQuery"], "max(<<.Series>>{<<.LabelMatchers>>})");
+    // Workers leave slowly with either scaler.
+    let Some(with_keda) = Resources::of(&all_values()) else {
+        return;
+    };
+    let keda = &with_keda.get("ScaledObject", "demo-worker")["spec"]["advanced"];
+    let behavior = &scaler["spec"]["behavior"];
+    assert_eq!(behavior["scaleDown"]["stabilizationWindowSeconds"], 300);
+    assert_eq!(keda["horizontalPodAutoscalerConfig"]["behavior"], *behavior);
 }
 
 /// Checks that a Deployment selects its own pods, and that its pods find their account, files and port.
@@ -238,7 +286,9 @@ fn finds_what_it_names(resources: &Resources, name: &str) {
         .map(|mount| text(&mount["name"]))
         .collect();
     assert_eq!(volumes, mounts);
-    for (path, content) in files(resources, pod) {
+    let files = files(resources, pod);
+    assert!(!files.is_empty());
+    for (path, content) in files {
         assert!(!content.is_empty(), "{path}");
     }
     let port = &container["ports"][0];

@@ -365,6 +365,43 @@ async fn everything_that_does_not_work_is_named_with_the_way_out() {
     assert_eq!(world.stops(), 0);
 }
 
+#[test]
+fn keys_and_services_of_the_operator_that_are_not_there_are_named_with_the_way_out() {
+    let closed = closed_address();
+    let text = format!(
+        r#"
+[server]
+listen = "127.0.0.1:0"
+[encryption]
+key_file = "no-such-keys"
+[webhooks]
+secret_file = "no-such-secret"
+[[auth.keys]]
+name = "ops"
+key_file = "no-such-key"
+[auth.hook]
+url = "http://{closed}/hook"
+[sandboxes.lab]
+url = "http://{closed}"
+[tool_servers.desk]
+url = "http://{closed}"
+{AGENT}"#
+    );
+    let folder = folder(&[("adjutant.toml", &text)]);
+    let (is_usable, report) = checks(folder.path(), &["--timeout", "3"]);
+    assert!(!is_usable, "{report:#}");
+    for (kind, name, text) in [
+        ("encryption", "master keys", "could not get the keys of [encryption]"),
+        ("secret", "webhooks", "cannot read"),
+        ("api_key", "ops", "cannot read the key \"ops\""),
+        ("hook", "auth.hook", "Connection refused"),
+        ("sandbox", "lab", "the sandbox service"),
+        ("tool_server", "desk", "the server"),
+    ] {
+        is(&report, [kind, name], "fail", text);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_is_looked_at_and_left_as_it_is() {
     let folder = folder(&[("adjutant.toml", AGENT)]);
@@ -412,6 +449,13 @@ async fn a_postgres_database_is_looked_at() {
     let (is_usable, report) = checks(folder.path(), &["--database-url", &url]);
     assert!(!is_usable, "{report:#}");
     assert!(!report.to_string().contains("s3cret"), "{report:#}");
+    let found = of_kind(&report, "database");
+    assert!(
+        found["advice"]
+            .as_str()
+            .is_some_and(|advice| advice.starts_with("start Postgres there")),
+        "{found}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -434,6 +478,35 @@ async fn a_postgres_with_too_few_connections_is_reported() {
     assert!(
         message.ends_with("of 10 are free, but this server takes up to 17"),
         "{message}"
+    );
+    admin.close().await.expect("a clean close");
+    database.discard().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_whose_clock_is_wrong_is_reported() {
+    let Some(database) = postgres::fresh_database().await else {
+        skipped::<()>("Postgres");
+        return;
+    };
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let mut admin = postgres::connect(&database.admin).await;
+    // In this database a function of this name precedes that of Postgres.
+    let hour_ahead = "create function public.clock_timestamp() returns timestamptz language sql \
+        as $$ select pg_catalog.clock_timestamp() + interval '1 hour' $$; \
+        do $$ begin \
+            execute format('alter database %I set search_path = public, pg_catalog', current_database()); \
+        end $$";
+    raw_sql(hour_ahead).execute(&mut admin).await.expect("another clock");
+    let (is_usable, report) = checks(folder.path(), &["--database-url", &database.url]);
+    assert!(is_usable, "{report:#}");
+    let found = of_kind(&report, "database_clock");
+    assert_eq!(found["status"], "warn", "{report:#}");
+    let message = found["message"].as_str().expect("a text");
+    assert!(message.contains(" s ahead of the clock of this machine"), "{message}");
+    assert!(
+        found["advice"].as_str().is_some_and(|advice| advice.contains("NTP")),
+        "{found}"
     );
     admin.close().await.expect("a clean close");
     database.discard().await;

@@ -419,7 +419,10 @@ fn the_policies_of_an_agent_are_explained_in_their_order() {
          permissions = [{{ tools = [\"task\"], mode = \"ask\" }}]\n\
          middleware = [{{ name = \"PIIMiddleware\", type = \"email\" }}, {{ name = \"ToolCallLimitMiddleware\", run_limit = 3 }}]\n\
          [[agents.newcomer.subagents]]\nname = \"helper\"\ndescription = \"Helps with one piece of work.\"\n\
-         middleware = [{{ name = \"ModelCallLimitMiddleware\", run_limit = 9 }}]\n"
+         middleware = [{{ name = \"ModelCallLimitMiddleware\", run_limit = 9 }}]\n\
+         [[agents.newcomer.subagents]]\nname = \"twin\"\ndescription = \"Goes on as its caller would.\"\nmode = \"fork\"\n\
+         [[agents.newcomer.subagents]]\nname = \"far\"\ndescription = \"Works on another server.\"\n\
+         graph_id = \"writer\"\nurl = \"http://127.0.0.1:9\"\nasync = false\n"
     );
     let folder = folder(&[("adjutant.toml", &configuration)]);
     let (succeeds, said) = ends_with(folder.path(), &["check", "--explain", "newcomer", "--json"], &[]);
@@ -466,12 +469,19 @@ fn the_policies_of_an_agent_are_explained_in_their_order() {
         policy("PermissionsMiddleware")["settings"]["permissions"][0]["tools"],
         json!(["task"])
     );
-    let helper = explained["subagents"]
-        .as_array()
-        .expect("a list")
-        .iter()
-        .find(|agent| agent["name"] == "helper");
-    assert!(names(helper.expect("the helper")).contains(&"ModelCallLimitMiddleware".to_owned()));
+    let subagents = explained["subagents"].as_array().expect("a list");
+    let subagent = |name: &str| {
+        let found = subagents.iter().find(|agent| agent["name"] == name);
+        found.unwrap_or_else(|| panic!("{name}: {subagents:#?}"))
+    };
+    assert!(names(subagent("helper")).contains(&"ModelCallLimitMiddleware".to_owned()));
+    let of_fork = names(subagent("twin"));
+    for name in ["TodoListMiddleware", "PIIMiddleware[email]", "ToolCallLimitMiddleware"] {
+        assert!(of_fork.iter().any(|other| other == name), "{name}: {of_fork:?}");
+    }
+    let far = subagent("far");
+    assert_eq!(far["program"], "agent writer at http://127.0.0.1:9");
+    assert_eq!(far["model"], Value::Null, "{far:#}");
     let (succeeds, said) = ends_with(folder.path(), &["check", "--explain", "newcomer"], &[]);
     assert!(
         succeeds && said.contains("1. FilesystemMiddleware") && said.contains("subagent `helper`"),

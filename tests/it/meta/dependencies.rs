@@ -30,7 +30,9 @@ fn packages() -> Vec<Value> {
     let arguments = "metadata --locked --offline --all-features --format-version 1 --filter-platform";
     let arguments: Vec<&str> = arguments.split(' ').chain(host).collect();
     let metadata: Value = serde_json::from_slice(&printed("cargo", &arguments)).expect("JSON");
-    metadata["packages"].as_array().expect("packages").clone()
+    let packages = metadata["packages"].as_array().expect("packages").clone();
+    assert!(packages.len() > 100, "{} packages", packages.len());
+    packages
 }
 
 /// Returns the policy.
@@ -80,7 +82,10 @@ fn dependencies_that_the_policy_denies_are_absent_or_exist_once() {
         let of_package = versions.entry(text(&package, "name").to_owned()).or_default();
         of_package.insert(text(&package, "version").to_owned());
     }
-    for denied in policy()["bans"]["deny"].as_array().expect("a list") {
+    let policy = policy();
+    let denials = policy["bans"]["deny"].as_array().expect("a list");
+    assert!(!denials.is_empty());
+    for denied in denials {
         let name = denied["name"].as_str().expect("a name");
         let is_wanted = denied.get("deny-multiple-versions").is_some();
         let found = versions.get(name).map_or(0, BTreeSet::len);

@@ -519,6 +519,40 @@ fn every_link_leads_to_a_document_and_a_heading() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
+/// The folders of the repository whose files the documents name.
+const FOLDERS: [&str; 7] = [
+    "benches/",
+    "deploy/",
+    "examples/",
+    "migrations/",
+    "openapi/",
+    "src/",
+    "tests/",
+];
+
+/// Returns the files and folders of the repository that a line names as code.
+fn named_files(line: &str) -> impl Iterator<Item = &str> {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/_.-".contains(letter);
+    let quoted = line.split('`').skip(1).step_by(2);
+    quoted.filter(move |name| FOLDERS.iter().any(|folder| name.starts_with(folder)) && name.chars().all(is_plain))
+}
+
+#[test]
+fn every_file_that_a_document_names_exists() {
+    let mut count = 0;
+    let mut missing = vec![];
+    for document in documents() {
+        for name in document.prose().flat_map(named_files) {
+            count += 1;
+            if !root().join(name).exists() {
+                missing.push(format!("{}: {name}", document.path));
+            }
+        }
+    }
+    assert!(count > 20, "{count} files are named");
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
 #[test]
 fn every_test_that_a_promise_names_exists() {
     let mut files = vec![];

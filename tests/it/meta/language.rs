@@ -4,15 +4,27 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::layers::{Source, sources};
+use super::layers::{Source, collect, sources};
 
 /// Phrases of the past that name nothing: a reader has to guess the noun, and an operator cannot search for it.
-const OLD_PHRASES: [&str; 4] = [
+const OLD_PHRASES: [&str; 8] = [
     "who stands in",
     "stands in for a model",
     "whom to ask",
     "whoever does is",
+    "what came of",
+    "what became of",
+    "somebody",
+    "told otherwise",
 ];
+
+/// Names of types that the source once had for the terms of LangGraph, tokio, SQL and HTTP.
+const OLD_NAMES: &str = "Wish Fate Errand Workshop Surroundings House Occasion Cast Desk Upset Ending Came Laid Placed \
+    Speech Voice Moment Reaction Roster Referred Ring Outfit Shelf Cell Trace Asker Sight Lookout Waker News Standing \
+    Teller Ledger Share Spent Pool Ancestry Happening Glance Origins Feed Lasting Handover Openings Ticket Whose \
+    Beginnings Coming Ahead Growth Dense Speaker Outlet Said Wanted Spoken Glimpse Sketch Door Leave Begun Obeyed Keyed \
+    Judgement Remark Finding Gaps Enclosed Knowledge Addendum Menu Gate Workplace Dismissal TakenBack Forgotten Inquiry \
+    Stay Provenance Holder Known";
 
 /// Phrases that say nothing to a reader of the API document: they name no run, interrupt, assistant or thread.
 const OLD_API_PHRASES: [&str; 14] = [
@@ -32,28 +44,36 @@ const OLD_API_PHRASES: [&str; 14] = [
     "there is no such",
 ];
 
-/// Words with which the comment of an item must not begin: its first line names a noun, or says what a function does.
-const VAGUE_OPENINGS: [&str; 12] = [
-    "What", "How", "Who", "Whether", "It", "Them", "Those", "These", "Whose", "Whom", "Why", "They",
+/// Words with which the comment of an item or a module must not begin: its first line names a noun, or says what a
+/// function does.
+const VAGUE_OPENINGS: [&str; 15] = [
+    "What", "How", "Who", "Whether", "It", "Them", "Those", "These", "Whose", "Whom", "Why", "They", "Where", "Which",
+    "That",
 ];
+
+/// The name of the type that a line declares.
+fn declared_type(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace().peekable();
+    // `pub(in crate::…)` has a second word.
+    while words
+        .next_if(|word| word.starts_with("pub") || word.ends_with(')'))
+        .is_some()
+    {}
+    let kind = words.next()?;
+    let name = words.next()?;
+    let end = name
+        .find(|c: char| !c.is_alphanumeric() && c != '_')
+        .unwrap_or(name.len());
+    // The name of a macro's parameter is empty.
+    let is_type = matches!(kind, "struct" | "enum" | "trait" | "type" | "union") && end > 0;
+    is_type.then(|| &name[..end])
+}
 
 /// The names of the types that a text declares for others: `pub`, `pub(crate)` and `pub(super)`. Those that a macro
 /// declares are indented.
 fn public_types(text: &str) -> impl Iterator<Item = &str> {
     let lines = text.lines().map(str::trim_start);
-    lines.filter(|line| line.starts_with("pub")).filter_map(|line| {
-        let mut words = line.split_whitespace().skip(1).peekable();
-        // `pub(in crate::…)` has a second word.
-        words.next_if(|word| word.ends_with(')'));
-        let kind = words.next()?;
-        let name = words.next()?;
-        let end = name
-            .find(|c: char| !c.is_alphanumeric() && c != '_')
-            .unwrap_or(name.len());
-        // The name of a macro's parameter is empty.
-        let is_type = matches!(kind, "struct" | "enum" | "trait" | "type" | "union") && end > 0;
-        is_type.then(|| &name[..end])
-    })
+    lines.filter(|line| line.starts_with("pub")).filter_map(declared_type)
 }
 
 #[test]
@@ -69,6 +89,35 @@ fn no_two_public_types_have_one_name() {
     assert!(places.len() > 300, "the types were not found");
     places.retain(|_, declared| declared.len() > 1);
     assert!(places.is_empty(), "{places:#?}");
+}
+
+#[test]
+fn no_type_has_a_name_of_the_former_language() {
+    let old: Vec<&str> = OLD_NAMES.split_whitespace().collect();
+    let files = sources();
+    let mut found = vec![];
+    for Source { place, text, .. } in &files {
+        let declared = text.lines().filter_map(declared_type);
+        found.extend(
+            declared
+                .filter(|name| old.contains(name))
+                .map(|name| format!("{place}: {name}")),
+        );
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn the_declaration_of_a_type_is_found_with_every_visibility() {
+    for line in [
+        "struct Wish;",
+        "    pub enum Wish {",
+        "pub(crate) type Wish = u8;",
+        "pub(in crate::db) trait Wish {",
+    ] {
+        assert_eq!(declared_type(line), Some("Wish"), "{line}");
+    }
+    assert_eq!(declared_type("let wish = Wish;"), None);
 }
 
 /// The words of the glossary in a text.
@@ -150,7 +199,9 @@ fn vague_openings(text: &str) -> Vec<(usize, &str)> {
     let mut found = vec![];
     let mut is_inside = false;
     for (at, line) in text.lines().enumerate() {
-        let comment = line.trim().strip_prefix("///").map(str::trim);
+        let line = line.trim();
+        let comment = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+        let comment = comment.map(str::trim);
         if let Some(comment) = comment.filter(|_| !is_inside) {
             let word = comment.split(' ').next().unwrap_or_default();
             if VAGUE_OPENINGS.contains(&word) {
@@ -164,10 +215,16 @@ fn vague_openings(text: &str) -> Vec<(usize, &str)> {
 
 #[test]
 fn comments_of_items_begin_with_what_they_name() {
-    let files = sources();
-    assert!(files.len() > 400, "the sources were not found");
+    let mut files: Vec<(String, String)> = sources().into_iter().map(|file| (file.place, file.text)).collect();
+    let mut tests = vec![];
+    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it"), &mut tests);
+    for path in tests {
+        let text = fs::read_to_string(&path).expect("the file can be read");
+        files.push((path.display().to_string(), text));
+    }
+    assert!(files.len() > 800, "the sources were not found");
     let mut found = vec![];
-    for Source { place, text, .. } in files.iter().filter(|file| !file.place.contains("tests")) {
+    for (place, text) in &files {
         for (line, comment) in vague_openings(text) {
             found.push(format!("{place}:{line}: {comment}"));
         }
@@ -179,6 +236,10 @@ fn comments_of_items_begin_with_what_they_name() {
 fn a_vague_opening_is_found_in_the_first_line_of_a_comment() {
     let text = "/// What it is.\n/// More.\npub struct A;\n/// A noun.\n/// What else.\npub struct B;\n    /// How it is.\n    x: C,";
     assert_eq!(vague_openings(text), [(1, "What it is."), (7, "How it is.")]);
+    assert_eq!(
+        vague_openings("//! Who calls.\n//!\n//! What it gets.\n"),
+        [(1, "Who calls.")]
+    );
 }
 
 /// The lines of a text that declare a parameter which is a tuple taken apart, with their numbers.

@@ -1,6 +1,6 @@
 //! The modules that each module may use. A folder is a boundary because this test says so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -239,6 +239,37 @@ fn a_forbidden_use_is_found_in_every_spelling() {
         ["attic/mod.rs: there is no room `attic` in the plan"]
     );
     assert_eq!(find("db", "// see crate::http\nuse crate::domain::id;"), [""; 0]);
+}
+
+/// Returns the rooms that the table of `src/lib.rs` lists, each with the rooms that it may use.
+fn listed_arrows() -> BTreeMap<String, BTreeSet<String>> {
+    let map = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
+    let text = fs::read_to_string(map).expect("the map can be read");
+    let section = text.lines().skip_while(|line| *line != "//! # The rooms").skip(1);
+    let section = section.take_while(|line| !line.starts_with("//! # "));
+    let mut arrows = BTreeMap::new();
+    for row in section.filter_map(|line| line.strip_prefix("//! | [`")) {
+        let cells: Vec<&str> = row.split('|').collect();
+        let [room, _, may_use, _] = cells[..] else {
+            panic!("a row with other cells: {row}")
+        };
+        let room = room.trim().trim_end_matches("`]").to_owned();
+        let names = may_use.split('`').skip(1).step_by(2).map(str::to_owned);
+        arrows.insert(room, names.collect());
+    }
+    arrows
+}
+
+#[test]
+fn the_table_of_rooms_lists_the_arrows_that_are_allowed() {
+    let mut listed = listed_arrows();
+    assert_eq!(listed.remove("app"), Some(BTreeSet::new()), "`app` may use everything");
+    let mut allowed = BTreeMap::new();
+    for (room, may_use) in MAY_USE {
+        let names: BTreeSet<String> = may_use.iter().map(|name| (*name).to_owned()).collect();
+        allowed.insert(room.to_owned(), names);
+    }
+    assert_eq!(listed, allowed);
 }
 
 /// A task that is started elsewhere would not know for which tenant it works.

@@ -11,3 +11,4 @@ mod language;
 mod layers;
 mod packages;
 mod recipes;
+mod simulation;

@@ -313,6 +313,7 @@ on_both_engines! {
     a_remote_task_is_cancelled_when_a_command_deletes_its_tenant,
     a_remote_task_that_is_not_found_once_is_cancelled,
     a_remote_task_of_a_stateless_run_goes_on,
+    a_remote_task_of_a_stateless_run_that_is_to_be_cancelled_is_cancelled,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
 }
@@ -422,7 +423,7 @@ async fn a_check_of_a_task_reads_the_remote_server_or_the_last_known_status(serv
     peer.door.is(ProxyState::Open);
     peer.server.tools.let_go("lookup");
     eventually(async || there(&peer, &task).status().await == "idle").await;
-    // It is not to be woken, so it finds the news when it is asked for something.
+    // The agent is not to be woken, so it finds the news when it is asked for something.
     alice.says("is there any news?").await;
     assert_eq!(alice.runs().await.len(), 7);
     assert_eq!(notifications(&alice).await.len(), 1);
@@ -516,7 +517,7 @@ async fn a_result_of_a_remote_task_is_reported_although_a_message_follows_at_onc
     let known = the_task(&alice).await;
     assert_eq!(known["status"], "success");
     assert_eq!(known["reported_run_id"], runs[0]["run_id"]);
-    // What is reported is not reported again.
+    // A reported outcome is not reported again.
     alice
         .says(script().calls(tell("u2", &task, "and at last")).says("told"))
         .await;
@@ -623,7 +624,8 @@ async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task
 /// Checks that the last of these outcomes is the failure of the run before the late answer, with its reason.
 async fn knows_the_failure(alice: &Human, work: &Human, expected: &[(&str, usize)]) {
     let runs = has_run(work, expected.len() + 1).await;
-    assert_eq!([&runs[0]["status"], &runs[1]["status"]], ["error", "error"]);
+    assert_eq!(runs[0]["status"], "error");
+    assert_eq!(runs[1]["status"], "error");
     assert_eq!(work.record().await["error"]["error"], "AnswerTooLateError");
     let told = knows_outcomes(alice, expected.len()).await;
     let expected: Vec<(Value, Value)> = expected
@@ -751,7 +753,7 @@ async fn a_remote_task_that_an_undone_run_started_is_cancelled_on_its_server(ser
 async fn a_remote_task_that_is_undone_while_it_is_cancelled_leaves_no_record(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let (alice, task) = with_a_task(&server, &peer, "far").await;
-    // What another server stores that undoes the run in the meantime.
+    // Another server that undoes the run in the meantime stores this.
     server.executes_sql("update remote_runs set parent_graph_id = ''").await;
     let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
     assert!(text.ends_with("is cancelled."), "{text}");
@@ -1047,7 +1049,7 @@ async fn message_arrives_late(server: &TestServer, refuses: bool) {
     let refused = "update_async_task failed: The task was cancelled meanwhile";
     assert!(said.iter().any(|line| line.starts_with(refused)), "{said:#?}");
     assert_eq!(the_task(&alice).await["status"], "cancelled");
-    // What the message has started is to be cancelled, too.
+    // The run that the message has started is to be cancelled, too.
     eventually(async || work.borrow().cancelled.iter().any(|run| run == SLOW_RUNS[1])).await;
     around.force();
 }
@@ -1174,6 +1176,41 @@ async fn a_remote_task_of_a_stateless_run_goes_on(server: TestServer) {
     peer.finish().await;
 }
 
+async fn a_remote_task_of_a_stateless_run_that_is_to_be_cancelled_is_cancelled(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    peer.server.tools.hold("lookup");
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    let text = script()
+        .calls(start("a1", "far", work))
+        .calls(lookup("l2", "y"))
+        .says("never mind");
+    let input = json!({"messages": [{"role": "user", "content": text.to_string()}]});
+    let client = server.client();
+    let running = client.post("/runs/wait", json!({"assistant_id": "away", "input": input}));
+    let cancelling = async {
+        peer.server.tools.called("lookup", 1).await;
+        server.tools.called("lookup", 1).await;
+        peer.door.is(ProxyState::Shut);
+        // What is stored when the agent cancels the task and its server is out of reach.
+        server
+            .executes_sql("update remote_runs set unwanted = true, version = version + 1")
+            .await;
+        server.tools.let_go("lookup");
+    };
+    let (ran, ()) = tokio::join!(running, cancelling);
+    ran.ok();
+    eventually(async || server.number_in_database("select count(*) from threads").await == 0).await;
+    peer.door.is(ProxyState::Open);
+    let there = peer.server.client();
+    let threads = there.post("/threads/search", json!({})).await.ok();
+    let runs = format!("/threads/{}/runs", threads[0]["thread_id"].as_str().expect("an id"));
+    eventually(async || there.get(&runs).await.ok()[0]["status"] == "interrupted").await;
+    eventually(async || server.number_in_database("select count(*) from remote_runs").await == 0).await;
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
 async fn headers_and_metadata_reach_the_remote_server_only(server: TestServer) {
     let around = Shutdown::default();
     let (base, heard) = listening_server(&around, false).await;
@@ -1241,7 +1278,7 @@ async fn a_background_agent_of_a_client_cannot_use_private_addresses(server: Tes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_remote_task_whose_start_is_stored_without_an_acknowledgement_is_started_once() {
-    // What was seen of a task has such a field, and first when it was started.
+    // A snapshot of a task has such a field, and first when the task was started.
     play_behind_proxy("\"media\":[]", async |server, door| {
         let peer = peer_of(&server, "").await;
         let alice = server.human("away").await;

@@ -131,7 +131,7 @@ async fn the_next_remote_interrupt_is_shown(server: TestServer) {
 async fn an_answer_does_not_apply_to_the_next_interrupt(server: TestServer) {
     let peer = peer_of(&server).await;
     let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann", "eve"])).await;
-    // What happens there is not to be seen from here when the same question is answered here.
+    // The other server is not to be seen from here when the same question is answered here.
     peer.door.is(ProxyState::Shut);
     bob.approves(&bob.question().await).await.finishes().await;
     let run = alice.approves(&alice.question().await).await;

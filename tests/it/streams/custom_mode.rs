@@ -88,7 +88,7 @@ async fn pieces_of_a_result_are_streamed_while_the_tool_runs(server: TestServer)
             .collect()
     };
     assert_eq!(events(&live), ["tool-output-delta", "tool-finished"]);
-    // Who comes later gets the result, with the pieces or without them.
+    // A later reader gets the result, with the pieces or without them.
     let later = events(&viewer.replays(1).await);
     assert_eq!(&later[0], &json!("tool-started"));
     assert_eq!(later.last().unwrap(), &json!("tool-finished"));

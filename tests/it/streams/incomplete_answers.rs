@@ -61,7 +61,7 @@ async fn the_text_of_a_cancelled_answer_is_in_every_replay(server: TestServer) {
         ]
     );
     assert_eq!(said(&replayed), said(&heard));
-    // It is no message of the conversation, and the model is not shown it.
+    // The broken answer is no message of the conversation, and the model is not shown it.
     let told = transcript(&alice.says("go on").await);
     assert_eq!(told, ["human: …", "human: go on", "ai: echo: go on"]);
 }

@@ -256,7 +256,8 @@ async fn two_clusters_on_one_nats_keep_apart(server: TestServer) {
         assert!(!heard.iter().any(|frame| frame.data.to_string().contains(other)));
         dictations.push(dictation);
     }
-    // What came before the last piece came from its own server. First what has arrived, since more may be sent meanwhile.
+    // Pieces before the last one came from its own server. First those that have arrived, since more may be sent
+    // meanwhile.
     let received = metric(&twins[1].client, "adjutant_live_chunks_received_total", None).await;
     let sent = metric(&stranger.client(), "adjutant_live_chunks_sent_total", None).await;
     assert!(received > 0.5 && received < sent + 0.5, "{received} of {sent}");

@@ -99,6 +99,7 @@ on_both_engines! {
     a_subscription_starts_with_past_events_without_duplicates,
     each_subscription_of_a_websocket_has_the_past_events_of_a_stream,
     a_broken_websocket_is_resumed_at_its_position,
+    a_websocket_is_closed_for_a_restart_when_its_server_stops,
     a_reader_behind_the_start_of_the_log_is_refused,
     an_answer_with_the_wrong_namespace_is_refused,
     too_many_websockets_are_refused,
@@ -161,7 +162,7 @@ async fn one_websocket_has_commands_responses_and_events(server: TestServer) {
         tree["result"]["tree"],
         json!({"namespace": [], "status": "completed", "graph_name": "agent"})
     );
-    // What another client does comes on the same line.
+    // Events of another client's run come on the same line.
     viewer.starts("agent", "again").await;
     assert_eq!(
         methods(&line.until_ends().await),
@@ -316,4 +317,19 @@ async fn too_many_websockets_are_refused(server: TestServer) {
         panic!("{refused}")
     };
     assert_eq!(response.status(), 429);
+}
+
+async fn a_websocket_is_closed_for_a_restart_when_its_server_stops(server: TestServer) {
+    let mut line = Line::opens(&server, &Viewer::of_new(&server).thread).await;
+    let code = async {
+        loop {
+            match line.socket.next().await {
+                Some(Ok(Message::Close(Some(frame)))) => return Some(u16::from(frame.code)),
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return None,
+            }
+        }
+    };
+    let (code, ()) = tokio::join!(code, server.is_stopped_and_started_again());
+    assert_eq!(code, Some(1012), "clients come back after this code");
 }

@@ -35,7 +35,7 @@ pub(crate) struct AuthorizationServer {
     pub(crate) refresh_may_go_on: Arc<Notify>,
 }
 
-/// What was asked and issued, and how the servers answer.
+/// The requests and the tokens so far, and the choices of the servers.
 #[derive(Default)]
 pub(crate) struct Issued {
     /// The bodies of registrations.
@@ -62,11 +62,11 @@ pub(crate) struct Issued {
     count: usize,
     /// True if a refresh token was used twice, which has ended the login.
     pub(crate) was_reused: bool,
-    /// How the servers answer.
+    /// The choices of the servers.
     pub(crate) manners: Manners,
 }
 
-/// How the servers answer, where they have a choice.
+/// The ways in which the servers answer, where they have a choice.
 pub(crate) struct Manners {
     /// The seconds for which an access token is said to be valid.
     pub(crate) expires_in: Option<u64>,

@@ -24,7 +24,7 @@ pub(crate) struct Client {
 #[derive(Debug)]
 struct Address {
     base: String,
-    /// Whether the test has stopped the server.
+    /// True if the test has stopped the server.
     is_down: bool,
     /// The API key of clients that have none of their own.
     key: Option<String>,

@@ -26,9 +26,9 @@ pub(crate) enum Commits {
     GetLost,
     /// The commit is forwarded, and the connection breaks before its answer is.
     AreNotAcknowledged,
-    /// As [`Commits::GetLost`], for marked transactions only.
+    /// Does what [`Commits::GetLost`] does, for marked transactions only.
     OfMarkedGetLost,
-    /// As [`Commits::AreNotAcknowledged`], for marked transactions only.
+    /// Does what [`Commits::AreNotAcknowledged`] does, for marked transactions only.
     OfMarkedAreNotAcknowledged,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct PostgresProxy {
 struct ProxyState {
     server: watch::Sender<PathBuf>,
     commits: watch::Sender<Commits>,
-    /// Whether forwarding is stopped.
+    /// True if forwarding is stopped.
     silent: watch::Sender<bool>,
     /// The bytes by which the counted transactions are recognised.
     mark: &'static [u8],

@@ -45,6 +45,8 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         .tool(OwnTool::named("consult"))
         .middleware(Stamp)
         .middleware(Doubt)
+        .middleware(Passed("Innermost"))
+        .middleware(Passed("PatchToolCallsMiddleware"))
         .provider("own", |name| Ok(Arc::new(EchoModel(name.to_owned()))))
         .agent("coded", coded)
 }
@@ -223,6 +225,25 @@ impl Middleware for Stamp {
             .message
             .additional_kwargs
             .insert("stamp".to_owned(), json!(next.scope.agent));
+        Ok(answer)
+    }
+}
+
+/// A policy that writes its name into the answers that pass it.
+struct Passed(&'static str);
+
+#[async_trait]
+impl Middleware for Passed {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let mut answer = next.ask(request).await?;
+        let passed = answer.message.additional_kwargs.entry("passed".to_owned());
+        if let Value::Array(names) = passed.or_insert_with(|| json!([])) {
+            names.push(json!(self.0));
+        }
         Ok(answer)
     }
 }

@@ -137,11 +137,11 @@ struct Shared {
     /// The server's clock, if it is not the system clock.
     clock: std::sync::Mutex<Option<ManualClock>>,
     fakes: Shutdown,
-    /// Whether the server is embedded in the test program.
+    /// True if the server is embedded in the test program.
     embedded: AtomicBool,
     /// The role of its processes, if not the default.
     role: std::sync::Mutex<Option<&'static str>>,
-    /// What the processes of the server have logged.
+    /// The log of the processes of the server.
     log: Log,
 }
 

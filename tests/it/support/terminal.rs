@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::server::skipped;
 
-/// What a program has done.
+/// The output and the end of a program.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) code: i32,

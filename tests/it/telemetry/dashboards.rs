@@ -1,4 +1,4 @@
-//! The dashboard and the alert rules of `deploy` name metrics that the server has.
+//! The dashboard, the alert rules and the adapter of `deploy` name metrics that the server has.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,6 +9,7 @@ use crate::support::{TestServer, lookup, script, without_postgres};
 
 const DASHBOARD: &str = "deploy/grafana/adjutant.json";
 const ALERTS: &str = "deploy/prometheus/alerts.yaml";
+const ADAPTER: &str = "deploy/prometheus/adapter.yaml";
 
 without_postgres! {
     the_dashboard_and_the_alerts_name_metrics_of_the_server,
@@ -70,6 +71,11 @@ async fn the_dashboard_and_the_alerts_name_metrics_of_the_server(server: TestSer
                 "{file}: {expression} names {unknown:?}, and there are {known:?}"
             );
         }
+    }
+    let adapter: Value = serde_saphyr::from_str(&read(ADAPTER)).expect("YAML");
+    for rule in adapter["rules"]["external"].as_array().expect("rules") {
+        let series = metrics_in(rule["seriesQuery"].as_str().expect("a query"));
+        assert!(!series.is_empty() && series.is_subset(&known), "{rule}");
     }
     for rule in alerts["groups"][0]["rules"].as_array().expect("rules") {
         assert!(

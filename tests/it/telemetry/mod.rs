@@ -1,4 +1,4 @@
-//! What an operator sees: traces, the ids of requests, the access log, dashboards and alerts.
+//! The view of an operator: traces, the ids of requests, the access log, dashboards and alerts.
 
 mod contents;
 mod dashboards;

@@ -216,7 +216,8 @@ async fn a_decision_for_the_rest_of_the_thread_is_listed_and_revoked(server: Tes
     assert_eq!(server.tools.calls_of("send_email").len(), 2);
     let all = server.client().get(&path).await.ok();
     let denied = &all["approvals"][0];
-    assert_eq!([&denied["decision"], &denied["message"]], ["reject", "no mails"]);
+    assert_eq!(denied["decision"], "reject");
+    assert_eq!(denied["message"], "no mails");
     leaves(terminal).await;
 }
 
@@ -367,7 +368,7 @@ async fn commands_show_the_thread(server: TestServer) {
         ("/help", "begins a new thread"),
     ] {
         terminal.types(&format!("{command}\r"));
-        // What was typed is shown, too.
+        // The typed line is shown, too.
         terminal.shows(command).await;
         terminal.shows(shown).await;
     }
@@ -382,7 +383,7 @@ async fn an_agent_cannot_drive_the_terminal_of_a_conversation(server: TestServer
     };
     let attack = "\u{1b}]0;title\u{7}\u{202e}end";
     let mail = call("m1", "send_email", json!({"to": attack, "body": "hi"}));
-    // What is typed is shown as it is typed.
+    // Each key is shown as it is typed.
     let text = script()
         .calls(mail)
         .says(attack)

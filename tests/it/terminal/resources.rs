@@ -241,7 +241,8 @@ async fn decisions_for_the_rest_of_a_thread_are_listed_and_revoked(server: TestS
     assert_eq!(server.tools.calls_of("send_email").len(), 2);
 
     let all = json(&server, &["approvals", "list", "last"]).await;
-    assert_eq!([&all[0]["tool"], &all[0]["decision"]], ["send_email", "approve"]);
+    assert_eq!(all[0]["tool"], "send_email");
+    assert_eq!(all[0]["decision"], "approve");
     let id = all[0]["id"].as_str().expect("an id");
     let table = succeeds(&server, &["approvals", "list", &alice.thread]).await;
     assert!(table.starts_with("APPROVAL "), "{table}");

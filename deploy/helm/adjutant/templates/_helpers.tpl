@@ -227,3 +227,10 @@ spec:
 {{- end -}}
 {{- concat $hosts .Values.hosts | toJson -}}
 {{- end -}}
+
+{{/* How workers leave. One gives its runs back after a step, but tools that must not be repeated are waited for. */}}
+{{- define "adjutant.scaling" -}}
+scaleDown:
+  stabilizationWindowSeconds: 300
+  policies: [{ type: Pods, value: 1, periodSeconds: 60 }]
+{{- end -}}

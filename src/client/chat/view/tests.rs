@@ -2,14 +2,14 @@ use serde_json::json;
 
 use super::*;
 
-fn speaker(names: &[&str]) -> Speaker {
+fn source(names: &[&str]) -> EventAgent {
     let path: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let namespace = if path.len() > 1 {
         format!("tools:{}", path.join("-"))
     } else {
         String::new()
     };
-    Speaker { namespace, path }
+    EventAgent { namespace, path }
 }
 
 fn frame(names: &[&str], kind: FrameKind) -> ThreadFrame {
@@ -17,7 +17,7 @@ fn frame(names: &[&str], kind: FrameKind) -> ThreadFrame {
         seq: 1,
         id: "1".to_owned(),
         at: 0,
-        speaker: speaker(names),
+        source: source(names),
         kind,
     }
 }

@@ -100,7 +100,7 @@ fn main_agent(search: &mut Search<'_>, entry: &FolderEntry, agent: &mut Map<Stri
         let text = "is not supported: anyone who can reach the server can use the agent";
         search.report_warning(entry, "permissions", text);
     }
-    // These fields belong to the platform that hosted the agent before.
+    // Both fields belong to the platform that hosted the agent before.
     agent.retain(|key, _| !matches!(key.as_str(), "agent_id" | "extras"));
 }
 

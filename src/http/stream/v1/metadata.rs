@@ -161,7 +161,7 @@ pub(super) fn of_agent(info: &RunInfo, origin: &Origin) -> Map<String, Value> {
 
 /// The metadata of a run as messages and tasks show them: with the tags, and without the keys that say where a message
 /// comes from.
-pub(super) fn shown(mut extra: Map<String, Value>, tags: &[String]) -> Map<String, Value> {
+pub(super) fn client_metadata(mut extra: Map<String, Value>, tags: &[String]) -> Map<String, Value> {
     const OWN: [&str; 9] = [
         "lc_agent_name",
         "agent_path",

@@ -141,7 +141,7 @@ impl V1Presenter {
     pub fn new(info: RunInfo, modes: Modes, subgraphs: bool) -> Self {
         Self {
             info: RunInfo {
-                metadata: metadata::shown(info.metadata, &info.tags),
+                metadata: metadata::client_metadata(info.metadata, &info.tags),
                 ..info
             },
             modes,
@@ -163,8 +163,7 @@ impl V1Presenter {
         self.messages.resume(answers);
     }
 
-    /// The position of a reader that has received this frame of the last event after those before it, from which it
-    /// resumes with the next one.
+    /// Returns the position from which a reader resumes after this frame of the last event.
     pub fn position(&mut self, frame: &Frame, cursor: Cursor) -> ResumePoint {
         // Behind the late frames of an event the cursor alone says that they were sent.
         if !frame.is_late {

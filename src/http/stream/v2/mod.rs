@@ -124,7 +124,7 @@ impl V2Presenter {
     pub fn required_last_step(&self, event: &Event) -> Option<(Lane, i64)> {
         let lane = event.origin.lane;
         let replay = self.replay_of(event.seq)?;
-        replay.lacks_last_step(lane).then(|| (lane, replay.until()))
+        replay.lacks_last_step(lane).then(|| (lane, replay.last_seq()))
     }
 
     /// Sets the number of the last step that [`V2Presenter::required_last_step`] named, if there is one.
@@ -136,7 +136,7 @@ impl V2Presenter {
 
     /// The replay, if an event is part of it.
     fn replay_of(&self, seq: i64) -> Option<&Replay> {
-        self.replay.as_ref().filter(|replay| seq <= replay.until())
+        self.replay.as_ref().filter(|replay| seq <= replay.last_seq())
     }
 
     /// Frees data that can be read again, while nothing happens on the thread.

@@ -43,7 +43,7 @@ impl Replay {
     }
 
     /// The number of the last event.
-    pub(super) fn until(&self) -> i64 {
+    pub(super) fn last_seq(&self) -> i64 {
         self.until
     }
 

@@ -227,6 +227,32 @@ async fn requests_carry_key_system_tools_and_settings() {
     }
 }
 
+/// Claude refuses a request that forces a call while it thinks. Newer models refuse every such request.
+#[tokio::test]
+async fn a_model_that_refuses_to_be_forced_to_a_call_is_not_forced() {
+    let thinks = |kind: &str| json!({"thinking": {"type": kind, "budget_tokens": 1024}, "max_tokens": 4096});
+    let cases = [
+        ("claude-sonnet-4-5", json!({}), "any"),
+        ("claude-sonnet-4-5", thinks("disabled"), "any"),
+        ("claude-sonnet-4-5", thinks("enabled"), "auto"),
+        ("claude-fable-5-1", json!({}), "auto"),
+    ];
+    for (name, settings, expected) in cases {
+        let kind = ProviderKind::Anthropic;
+        let replies = vec![Reply::stream(beginning(kind))];
+        let (providers, server) = fake_provider(kind, RequestSettings::default(), replies).await;
+        let model = providers.model(&format!("lab:{name}")).expect("a model");
+        let mut asked = hello();
+        asked.tool_choice = crate::model::ToolChoice::Any;
+        asked.settings = settings.as_object().cloned().expect("settings");
+        let _ = ask(&model, asked).await;
+        let body = server.last().body;
+        assert_eq!(body["tools"][0]["name"], "look", "{name}: {body}");
+        let choice = body["tool_choice"]["type"].as_str().unwrap_or("auto");
+        assert_eq!(choice, expected, "{name}: {body}");
+    }
+}
+
 #[tokio::test]
 async fn a_request_without_tools_does_not_say_whether_they_are_called_in_parallel() {
     let kind = ProviderKind::OpenAi;

@@ -4,7 +4,7 @@
 //! of it, also not while another program changes the directories. Only regular files are opened, and without blocking.
 //! The work is done on the threads for blocking work.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use super::store::fill;
-use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths};
+use super::workspace::{DirectoryEntries, FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths};
 use crate::domain::item::Namespace;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::state::{File, FileFacts, Update};
@@ -164,7 +164,7 @@ impl FileWorkspace for DiskFiles {
         self.work(access.scope, move |dir| walk::is_missing(dir, &path)).await
     }
 
-    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<DirectoryEntries, String> {
         let query = query.clone();
         self.work(access.scope, move |dir| walk::list(dir, &query)).await
     }

@@ -8,7 +8,7 @@ use cap_std::fs::{Dir, FileType};
 use super::ignored::Ignored;
 use super::place::{error_text, is_absent, resolve};
 use super::{TEMPORARY, relative};
-use crate::tool::files::workspace::{FileQuery, FoundPaths, SearchStop};
+use crate::tool::files::workspace::{DirectoryEntries, FileQuery, FoundPaths, SearchStop};
 
 /// The maximum number of entries that one operation looks at.
 const MAX_ENTRIES: usize = 200_000;
@@ -62,15 +62,18 @@ pub(super) fn is_missing(dir: &Dir, path: &str) -> Result<bool, String> {
 }
 
 /// Returns what is directly in the directory of the query. Symbolic links out of the workspace are left out.
-pub(super) fn list(dir: &Dir, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+pub(super) fn list(dir: &Dir, query: &FileQuery) -> Result<DirectoryEntries, String> {
     let real = resolve(dir, &query.at, true)?;
     let found = match dir.metadata(relative(&real)) {
         Ok(found) => found,
-        Err(error) if is_absent(&error) => return Ok(BTreeSet::new()),
+        Err(error) if is_absent(&error) => return Ok(DirectoryEntries::default()),
         Err(error) => return Err(error_text(&query.at, &error)),
     };
     if !found.is_dir() {
-        return Ok(BTreeSet::from([query.at.clone()]));
+        return Ok(DirectoryEntries {
+            entries: BTreeSet::from([query.at.clone()]),
+            stop: None,
+        });
     }
     let found = entries(dir, &real, MAX_PATHS).map_err(|error| error_text(&query.at, &error))?;
     let mut shown = BTreeSet::new();
@@ -91,7 +94,10 @@ pub(super) fn list(dir: &Dir, query: &FileQuery) -> Result<BTreeSet<String>, Str
         let is_dir = kind.is_dir() || kind.is_symlink() && dir.is_dir(relative(&target));
         shown.insert(if is_dir { format!("{path}/") } else { path });
     }
-    Ok(shown)
+    Ok(DirectoryEntries {
+        entries: shown,
+        stop: found.is_cut.then_some(SearchStop::Files),
+    })
 }
 
 /// A walk through directories.

@@ -12,7 +12,7 @@ use super::*;
 use crate::domain::time::Timestamp;
 use crate::tool::remote::client;
 
-/// What the service of a test answers: a status, an `ETag` and a body, and what it was asked.
+/// The service of a test: its answer (a status, an `ETag` and a body), and the requests that it got.
 #[derive(Clone, Default)]
 struct Fake(Arc<Mutex<(u16, String, Vec<String>)>>);
 

@@ -28,7 +28,7 @@ pub(super) struct Reviewer {
     progress: Arc<watch::Sender<Progress>>,
 }
 
-/// What a reviewer has seen and done.
+/// The progress of a reviewer.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Progress {
     /// The number of events received.

@@ -11,7 +11,7 @@ use crate::support::{call, script, task};
 /// Part of the result of a call that was started before a crash and must not be repeated.
 const UNKNOWN: &str = "its outcome is unknown";
 
-/// What clients can read after the run, with `MARK` for the mark of the experiment.
+/// The facts that clients can read after the run, with `MARK` for the mark of the experiment.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Outcome {
     /// The messages.
@@ -327,6 +327,6 @@ pub(super) struct Measure {
     pub(super) called: usize,
     /// The number of calls that the tools answered.
     pub(super) answered: usize,
-    /// What the reviewer saw and did.
+    /// The progress of the reviewer.
     pub(super) progress: Progress,
 }

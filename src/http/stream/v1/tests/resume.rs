@@ -84,7 +84,7 @@ fn a_live_stream_is_resumed_after_any_frame_with_the_next_one() {
     check_every_position(&play, &play.events, &ALL);
 }
 
-/// What a client knows of a message: its text, its finish reasons, its tokens and its ends.
+/// Returns the parts of a message that a client knows: its text, its finish reasons, its tokens and its ends.
 fn known(frames: &[&Frame], message: &str) -> (String, Vec<Value>, u64, usize) {
     let pieces = frames.iter().filter(|frame| frame.event.word == "messages");
     let pieces: Vec<Value> = pieces.map(|frame| data(frame)[0].clone()).collect();

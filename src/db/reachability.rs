@@ -1,6 +1,6 @@
-//! Whether Postgres is in reach, as the connection that listens finds out.
+//! The reachability of Postgres, as the connection that listens finds out.
 //!
-//! While it is not, every task that uses the database fails again and again. The cause is logged once, when the listener
+//! While Postgres is out of reach, every task that uses the database fails again and again. The cause is logged once, when the listener
 //! cannot connect, and the failures of the others are details ([`warn_of`]).
 
 use std::sync::{Mutex, PoisonError};
@@ -14,11 +14,11 @@ use super::error::DbError;
 use crate::domain::postgres_url::TargetSessionAttrs;
 
 /// The idle time after which a connection is checked before its next use.
-const TRUSTED_IDLE: Duration = Duration::from_secs(30);
+const IDLE_CHECK_AFTER: Duration = Duration::from_secs(30);
 
 /// The time in which other servers connect again when the database is back: longer than the longest pause between two
 /// tries of the pool.
-const SETTLING: Duration = Duration::from_secs(4);
+const RECONNECT_TIME: Duration = Duration::from_secs(4);
 
 /// The shortest time between two looks of a listener that is connected.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,12 +30,12 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Reachability {
     state: Mutex<ReachState>,
-    looks: watch::Sender<Looks>,
+    looks: watch::Sender<HostLooks>,
 }
 
 /// The looks of the listener for the host that takes writes.
 #[derive(Debug, Default)]
-struct Looks {
+struct HostLooks {
     /// True if another look is wanted.
     is_wanted: bool,
     /// The number of looks so far.
@@ -110,7 +110,7 @@ impl Reachability {
     /// Notes that the listener has looked for the server that takes writes.
     pub(super) fn has_looked(&self) {
         self.looks.send_modify(|looks| {
-            *looks = Looks {
+            *looks = HostLooks {
                 is_wanted: false,
                 count: looks.count + 1,
                 last: Some(Instant::now()),
@@ -154,12 +154,12 @@ impl Reachability {
 
     /// Returns whether a connection that was idle for so long is used without a check: the check costs a round trip.
     pub(super) fn trusts(&self, idle: Duration) -> bool {
-        idle < self.change(|state| state.changed.elapsed()).min(TRUSTED_IDLE)
+        idle < self.change(|state| state.changed.elapsed()).min(IDLE_CHECK_AFTER)
     }
 
-    /// Returns whether the listener is connected for the first time, or has been for [`SETTLING`].
+    /// Returns whether the listener is connected for the first time, or has been for [`RECONNECT_TIME`].
     pub(super) fn is_settled(&self) -> bool {
-        self.change(|state| !state.was_lost || (state.out_since.is_none() && state.changed.elapsed() >= SETTLING))
+        self.change(|state| !state.was_lost || (state.out_since.is_none() && state.changed.elapsed() >= RECONNECT_TIME))
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut ReachState) -> T) -> T {
@@ -268,7 +268,7 @@ mod tests {
         assert!(!reach.is_settled(), "there is no connection");
         reach.is_back();
         assert!(!reach.is_settled());
-        tokio::time::advance(SETTLING).await;
+        tokio::time::advance(RECONNECT_TIME).await;
         assert!(reach.is_settled());
     }
 }

@@ -1,7 +1,8 @@
-//! A job on the database: the work of one transaction.
+//! An operation on the database: the work of one transaction.
 //!
-//! The result of a job has any type. It is left in a place of its own before the job is queued or run, so that the code
-//! of the queue, the transactions and the time limits exists once and not once for each of some hundred jobs.
+//! The result of an operation has any type. It is left in a place of its own before the operation is queued or run, so
+//! that the code of the queue, the transactions and the time limits exists once and not once for each of some hundred
+//! operations.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,13 +12,13 @@ use super::engine::Tx;
 use super::error::{DbError, DbResult};
 
 /// The work of one transaction. It returns whether its writes are to be kept; an error rolls them back, too.
-pub(super) struct TransactionJob(Box<Work>);
+pub(super) struct DbOperation(Box<Work>);
 
-/// The closure of a job.
+/// The closure of an operation.
 type Work = dyn for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>> + Send;
 
-impl TransactionJob {
-    /// Creates a job of work that says whether its writes are to be kept.
+impl DbOperation {
+    /// Creates an operation of work that says whether its writes are to be kept.
     pub(super) fn new<W>(work: W) -> Self
     where
         W: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>> + Send + 'static,
@@ -25,8 +26,8 @@ impl TransactionJob {
         Self(Box::new(work))
     }
 
-    /// Creates a job of work with any result, and the place where the job leaves the result. Writes are kept unless the
-    /// result is an error.
+    /// Creates an operation of work with any result, and the place where the operation leaves the result. Writes are
+    /// kept unless the result is an error.
     pub(super) fn with_outcome<T, E, W>(work: W) -> (Self, TransactionOutcome<T, E>)
     where
         T: Send + 'static,
@@ -38,7 +39,7 @@ impl TransactionJob {
         (Self::new(move |tx| place.keep_result_of(work(tx))), outcome)
     }
 
-    /// Runs the job, without ending the transaction. Returns whether its writes are to be kept.
+    /// Runs the operation, without ending the transaction. Returns whether its writes are to be kept.
     ///
     /// # Errors
     /// If the database failed beside the work, whose own error is its outcome.
@@ -47,7 +48,7 @@ impl TransactionJob {
     }
 }
 
-/// The place where a job leaves its result.
+/// The place where an operation leaves its result.
 pub(super) struct TransactionOutcome<T, E>(Arc<Mutex<Option<Result<T, E>>>>);
 
 impl<T, E> TransactionOutcome<T, E>
@@ -64,7 +65,7 @@ where
         })
     }
 
-    /// Returns the result of the job, whose transaction has ended well.
+    /// Returns the result of the operation, whose transaction has ended well.
     ///
     /// # Errors
     /// Those of the work.
@@ -73,7 +74,7 @@ where
         E: From<DbError>,
     {
         let result = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A transaction that has ended well has run its job.
+        // A transaction that has ended well has run its operation.
         result.unwrap_or_else(|| Err(DbError::Closed.into()))
     }
 }

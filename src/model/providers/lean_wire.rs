@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 /// A wire format of rig-core.
 #[derive(Debug, Clone)]
-pub(super) struct Trimmed<W>(pub(super) W);
+pub(super) struct LeanWire<W>(pub(super) W);
 
 /// The document of a reply, which is not rebuilt.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ impl<F> Reassemble<F> for NoDocument {
 
 impl Serves<Completion> for NoDocument {}
 
-impl<W: Wire<Op = Completion> + ReplayTarget> Wire for Trimmed<W> {
+impl<W: Wire<Op = Completion> + ReplayTarget> Wire for LeanWire<W> {
     type Op = Completion;
     type Payload = W::Payload;
     type Frame = W::Frame;
@@ -63,7 +63,7 @@ macro_rules! forward {
     };
 }
 
-impl<W: ReplayTarget> ReplayTarget for Trimmed<W> {
+impl<W: ReplayTarget> ReplayTarget for LeanWire<W> {
     forward! {
         fn api(&self) -> Api;
         fn provider(&self) -> &str;
@@ -108,8 +108,8 @@ mod tests {
     /// A model whose thinking is bound to the tools and the system prompt.
     const BOUND: &str = "claude-opus-5";
 
-    fn claude(model: &str) -> Trimmed<Messages> {
-        Trimmed(Messages {
+    fn claude(model: &str) -> LeanWire<Messages> {
+        LeanWire(Messages {
             provider: AnthropicConfig::new("key".to_owned()),
             model: model.to_owned(),
             default_max_tokens: Some(1),

@@ -1,15 +1,15 @@
 //! The size of the state of a loop, without measuring all of it at each step.
 //!
 //! The sizes of all writes are summed up, so the sum is at least the size of the state: replaced and removed values
-//! stay counted. The state is measured again only when the sum exceeds the limit.
+//! stay counted. The state is measured again only when the sum exceeds a limit.
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::domain::Invalid;
-use crate::domain::machine::Failure;
-use crate::domain::message::Message;
-use crate::domain::size::{self, SizeLimits};
-use crate::domain::state::{State, Update};
+use super::Invalid;
+use super::machine::Failure;
+use super::message::Message;
+use super::size::{self, SizeLimits};
+use super::state::{State, Update};
 
 /// The upper bound of the size of one loop's state.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl StateSize {
     }
 
     /// Starts a step whose results are written together, or goes on with one that has results of `written` bytes.
-    pub(super) fn begin_step(&self, written: usize) {
+    pub fn begin_step(&self, written: usize) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let pending = std::mem::replace(&mut sums.pending, written);
         sums.state = sums.state.map(|known| known.saturating_add(pending));
@@ -58,7 +58,7 @@ impl StateSize {
     ///
     /// # Errors
     /// If a file or the state would become too large; then nothing is counted.
-    pub(super) fn admit(&self, state: &State, writes: &Update) -> Result<(), Invalid> {
+    pub fn admit(&self, state: &State, writes: &Update) -> Result<(), Invalid> {
         self.limits.check_files(writes)?;
         let most = self.limits.state;
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,24 +75,36 @@ impl StateSize {
     }
 
     /// Counts a write that was not checked by [`StateSize::admit`].
-    pub(super) fn record(&self, writes: &Update) {
+    pub fn record(&self, writes: &Update) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let more = size::of_update(writes);
         sums.state = sums.state.map(|known| known.saturating_add(more));
     }
 
     /// Counts a message that was not checked by [`StateSize::admit`].
-    pub(super) fn record_message(&self, message: &Message) {
+    pub fn record_message(&self, message: &Message) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let more = size::of_message(message);
         sums.state = sums.state.map(|known| known.saturating_add(more));
+    }
+
+    /// Returns whether the state is larger than `most` bytes. It is measured only if the sum of all writes is.
+    pub fn exceeds(&self, state: &State, most: usize) -> bool {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = sums.state.map(|known| known.saturating_add(sums.pending));
+        if known.is_some_and(|known| known <= most) {
+            return false;
+        }
+        let measured = size::of_state(state);
+        sums.state = Some(measured);
+        measured > most
     }
 
     /// Checks the size of the state.
     ///
     /// # Errors
     /// The state is too large.
-    pub(super) fn check(&self, state: &State) -> Result<(), Failure> {
+    pub fn check(&self, state: &State) -> Result<(), Failure> {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let most = self.limits.state;
         if sums.has_room(state, 0, most) {
@@ -107,7 +119,7 @@ impl StateSize {
 }
 
 /// Returns the failure of [`StateSize::check`] for an agent that does not summarise its conversations.
-pub(super) fn without_summaries(failure: Failure) -> Failure {
+pub fn without_summaries(failure: Failure) -> Failure {
     let hint = "The agent does not summarise the conversation (`summarization = false`), so no older messages leave it; if it \
                 does, they can.";
     Failure {
@@ -144,6 +156,27 @@ mod tests {
         assert!(state_size.admit(&state, &answer_of(QUARTER)).is_err());
         state.messages = state.messages.recent()[..1].to_vec().into();
         assert_eq!(state_size.admit(&state, &answer_of(QUARTER)), Ok(()));
+    }
+
+    #[test]
+    fn a_state_is_measured_only_when_its_writes_are_larger_than_the_limit() {
+        let state_size = StateSize::default();
+        let mut state = State::default();
+        state.apply(&answer_of(QUARTER));
+        assert!(!state_size.exceeds(&state, 2 * QUARTER));
+        let writes = answer_of(2 * QUARTER);
+        state.apply(&writes);
+        assert!(!state_size.exceeds(&state, 2 * QUARTER), "nothing was recorded");
+        state_size.record(&writes);
+        assert!(state_size.exceeds(&state, 2 * QUARTER));
+        state.messages = state.messages.recent()[..1].to_vec().into();
+        assert!(!state_size.exceeds(&state, 2 * QUARTER));
+        // The results of a step count although the next step has not begun.
+        state_size.begin_step(0);
+        let writes = answer_of(QUARTER);
+        assert_eq!(state_size.admit(&state, &writes), Ok(()));
+        state.apply(&writes);
+        assert!(state_size.exceeds(&state, 2 * QUARTER));
     }
 
     #[test]
