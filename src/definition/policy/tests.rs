@@ -227,6 +227,11 @@ fn a_policy_that_names_a_tool_which_the_agent_lacks_is_reported() {
         {"name": "ToolCallLimitMiddleware", "tool": "docs/search"}, {"name": "ToolRetryMiddleware"},
         {"name": "ContextEditingMiddleware", "exclude_tools": ["lookup"]}]);
     assert_eq!(reported(fine, json!([])), [""; 0]);
+    let of_delegation = json!([{"name": "ToolCallLimitMiddleware", "tool": "get_task_instructions"}]);
+    let mut guided = json!([{"name": "reader", "description": "Reads what others have written."}]);
+    assert_eq!(reported(of_delegation.clone(), guided.clone()).len(), 1);
+    guided[0]["use_instructions"] = json!("Name the file.");
+    assert_eq!(reported(of_delegation, guided), [""; 0]);
     let wrong = json!([{"name": "LLMToolEmulator", "tools": ["lookup", "publish"]},
         {"name": "RubricMiddleware", "tools": ["store_get"]}, {"name": "ToolCallLimitMiddleware", "tool": "lokup"},
         {"name": "ToolRetryMiddleware", "tools": ["publish"]},
