@@ -274,7 +274,6 @@ impl HttpBody for BodyInPieces {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-    use tokio::time::Instant;
 
     use super::*;
     use crate::domain::time::Timestamp;
