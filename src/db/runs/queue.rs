@@ -3,7 +3,8 @@
 use const_format::{concatcp, str_replace};
 use sqlx::query_as;
 
-use super::turns::{MAY_BEGIN, NO_QUESTION};
+use super::claims::next_due_at;
+use super::turns::NO_QUESTION;
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::time::Timestamp;
@@ -25,16 +26,14 @@ pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<QueueDepth> {
     const SQL: &str = concatcp!(
         "select (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
         str_replace!(NO_QUESTION, "{run}", "runs"),
-        ") as due, (select min(due_at) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
-        MAY_BEGIN,
-        ") as oldest, (select count(*) from runs where depth = 0 and status = 'running') as running"
+        ") as due, (select count(*) from runs where depth = 0 and status = 'running') as running"
     );
-    let (due, oldest, running): (i64, Option<i64>, i64) =
-        on_engine!(tx, |conn| query_as(SQL).bind(now.0).fetch_one(conn).await)?;
+    let (due, running): (i64, i64) = on_engine!(tx, |conn| query_as(SQL).bind(now.0).fetch_one(conn).await)?;
     let count = |number| u64::try_from(number).unwrap_or(0);
+    let next = next_due_at(tx).await?;
     Ok(QueueDepth {
         due: count(due),
-        oldest: oldest.map(Timestamp),
+        oldest: next.filter(|at| *at <= now),
         running: count(running),
     })
 }
