@@ -3,8 +3,7 @@
 use const_format::{concatcp, str_replace};
 use sqlx::query_as;
 
-use super::claims::next_due_at;
-use super::turns::NO_QUESTION;
+use super::turns::{MAY_BEGIN, NO_QUESTION};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::time::Timestamp;
@@ -14,26 +13,39 @@ use crate::domain::time::Timestamp;
 pub struct QueueDepth {
     /// The number of pending runs that are due. Those that wait for an answer of a human are left out.
     pub due: u64,
-    /// The time since which the oldest of those has been due that wait for nothing but a server: no run of their thread is
+    /// The time since which the oldest of those has waited for nothing but a server: it is due, and no run of its thread is
     /// at work or goes first.
     pub oldest: Option<Timestamp>,
     /// The number of running runs.
     pub running: u64,
 }
 
+/// The time since which the oldest run has waited for a server. A thread is free since its last run has ended. Its time is
+/// looked up for the first hundred runs in the order of their due times only, since a long queue may have very many.
+const OLDEST: &str = concatcp!(
+    "select min(case when waiting.free_at > waiting.due_at then waiting.free_at else waiting.due_at end) \
+     from (select due_at, (select former.updated_at from runs former where former.thread_id = runs.thread_id \
+     and former.depth = 0 and former.first_seq is not null order by former.first_seq desc limit 1) as free_at \
+     from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
+    MAY_BEGIN,
+    " order by due_at, run_id limit 100) waiting"
+);
+
 /// Counts the due and the running runs at `now`. Finds them by two partial indexes: pending and running runs.
 pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<QueueDepth> {
     const SQL: &str = concatcp!(
         "select (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
         str_replace!(NO_QUESTION, "{run}", "runs"),
-        ") as due, (select count(*) from runs where depth = 0 and status = 'running') as running"
+        ") as due, (",
+        OLDEST,
+        ") as oldest, (select count(*) from runs where depth = 0 and status = 'running') as running"
     );
-    let (due, running): (i64, i64) = on_engine!(tx, |conn| query_as(SQL).bind(now.0).fetch_one(conn).await)?;
+    let (due, oldest, running): (i64, Option<i64>, i64) =
+        on_engine!(tx, |conn| query_as(SQL).bind(now.0).fetch_one(conn).await)?;
     let count = |number| u64::try_from(number).unwrap_or(0);
-    let next = next_due_at(tx).await?;
     Ok(QueueDepth {
         due: count(due),
-        oldest: next.filter(|at| *at <= now),
+        oldest: oldest.map(Timestamp),
         running: count(running),
     })
 }
