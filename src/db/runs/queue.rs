@@ -20,8 +20,8 @@ pub struct QueueDepth {
     pub running: u64,
 }
 
-/// The time since which the oldest run has waited for a server. A thread is free since its last run has ended. Its time is
-/// looked up for the first hundred runs in the order of their due times only, since a long queue may have very many.
+/// The query for the time since which the oldest run has waited for a server: it is due, and the last run of its thread has
+/// ended. Only the hundred runs that became due first are compared, since the queue may be long.
 const OLDEST: &str = concatcp!(
     "select min(case when waiting.free_at > waiting.due_at then waiting.free_at else waiting.due_at end) \
      from (select due_at, (select former.updated_at from runs former where former.thread_id = runs.thread_id \
