@@ -277,6 +277,7 @@ impl LaneJournal {
                     status: *status,
                     error: error.clone(),
                     waits: machine.has_work_left(),
+                    looks_for_messages: false,
                 });
                 batch.report = self.report(machine, *status, error.as_ref(), batch.at);
                 batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
@@ -423,6 +424,24 @@ impl LaneJournal {
 
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
     async fn write(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
+        let written = self.write_once(Arc::clone(&batch), before.clone()).await;
+        // Either the row of the run is not as this process left it, or the thread may have queued messages.
+        let looking = match (&written, self.origin.lane) {
+            (Err(DbError::NoRow), Lane::Main) => batch.looking_for_messages(),
+            (Ok(_) | Err(_), Lane::Main | Lane::Child(_)) => None,
+        };
+        let written = match looking {
+            Some(batch) => self.write_once(Arc::new(batch), before).await,
+            None => written,
+        };
+        match written {
+            // The row of the run is not as this process left it.
+            Err(DbError::NoRow) => Ok(CommitOutcome::Lost),
+            written => written,
+        }
+    }
+
+    async fn write_once(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
         let run_context = Arc::clone(&self.run_context);
         let lane = self.origin.lane;
         let ends = lane == Lane::Main && batch.ended.is_some();
@@ -441,11 +460,7 @@ impl LaneJournal {
                 Ok(written)
             })
         });
-        match write.await {
-            // The row of the run is not as this process left it.
-            Err(DbError::NoRow) => Ok(CommitOutcome::Lost),
-            written => written,
-        }
+        write.await
     }
 
     /// Stores a batch. While the database is unavailable the write is retried, since the work cannot be repeated.

@@ -55,6 +55,8 @@ pub(super) struct RunEnd {
     pub(super) error: Option<Failure>,
     /// True if the run ends waiting, for answers or at a breakpoint.
     pub(super) waits: bool,
+    /// True if queued messages of the thread are looked for, which may have to be held or let go.
+    pub(super) looks_for_messages: bool,
 }
 
 impl CommitBatch {
@@ -87,6 +89,16 @@ impl CommitBatch {
             });
         }
         new
+    }
+
+    /// Returns the same batch, whose end looks for queued messages; none if it does that already, or has no end.
+    pub(super) fn looking_for_messages(&self) -> Option<Self> {
+        let end = self.ended.as_ref().filter(|end| !end.looks_for_messages)?;
+        let ended = Some(RunEnd {
+            looks_for_messages: true,
+            ..end.clone()
+        });
+        Some(Self { ended, ..self.clone() })
     }
 
     /// Returns whether the batch is progress: a step was made, or a call answered. A restart is no progress.
@@ -133,7 +145,8 @@ pub(super) struct PlacedFact {
 /// Stores a batch in its `turn`, unless it is stored already under one of the numbers that it had `before`.
 ///
 /// # Errors
-/// [`DbError::NoRow`](crate::db::DbError::NoRow) if another process holds the lease of the run, by the end of the transaction.
+/// [`DbError::NoRow`](crate::db::DbError::NoRow) by the end of the transaction: if another process holds the lease of the run, or
+/// if the run ends without looking for messages that its thread may have.
 pub(super) async fn write_batch(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
@@ -278,7 +291,12 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
             ThreadStatus::Interrupted
         }
     };
-    admission::leave_thread(tx, &run_context.run, status, end.error.clone(), at).await?;
+    let run = &run_context.run;
+    let error = end.error.clone();
+    match end.looks_for_messages {
+        true => admission::leave_thread(tx, run, status, error, at).await?,
+        false => admission::leave_thread_without_messages(tx, run, status, error, at).await?,
+    }
     // This follows the write to the thread, whose lock is held while subagents are cancelled.
     if end.waits {
         interrupts::report_cancelled(tx, run_context, at).await
