@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::assemble::RegisteredAgent;
 use super::calls::{CallResult, record_answer};
+use super::driver::PendingWrites;
 use super::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use super::subagent_registry::ReferencedAgent;
 use super::{Agent, Breakpoints, Loop, LoopOutcome};
@@ -40,13 +41,60 @@ pub(super) enum ChildResult {
 }
 
 impl Loop<'_> {
-    /// Starts a child run for the call at `at`. If a limit forbids it, the call is answered with the reason.
-    pub(super) async fn delegate<'a>(
+    /// Starts child runs for these calls, and stores the pending writes with them. If a limit forbids one, its call is answered
+    /// with the reason.
+    pub(super) async fn delegate_all<'a>(
         &'a self,
+        machine: &mut Machine,
+        pending: &mut PendingWrites,
+        delegations: Vec<(usize, Delegation)>,
+    ) -> Result<Vec<BoxFuture<'a, (usize, CallResult)>>, ExitReason> {
+        let mut planned = Vec::with_capacity(delegations.len());
+        for (at, delegation) in delegations {
+            match self.plan_delegation(machine, at, delegation).await? {
+                Some(plan) => planned.push((plan, machine.call_status(at).cloned())),
+                None => self.record_refused_delegation(machine, at),
+            }
+        }
+        if planned.is_empty() {
+            return Ok(vec![]);
+        }
+        planned.iter().for_each(|(plan, _)| plan.mark_delegated(machine));
+        let requests = planned.iter().map(|(plan, _)| plan.request.clone()).collect();
+        let mut started = Vec::with_capacity(planned.len());
+        if let Some(children) = self.journal.new_children(machine, pending.clone(), requests).await? {
+            pending.clear();
+            for ((plan, _), child) in planned.into_iter().zip(children) {
+                started.push(self.begin_child(machine, plan, child).await?);
+            }
+            return Ok(started);
+        }
+        // A call that is refused must not be stored as delegated, so one begins after the other.
+        for (plan, before) in &planned {
+            machine.set_call_status(plan.at, before.clone().unwrap_or(CallStatus::Ready));
+        }
+        self.flush(machine, pending).await?;
+        for (plan, _) in planned {
+            plan.mark_delegated(machine);
+            match self.journal.child(machine, plan.request.clone()).await? {
+                ChildAdmission::Admitted(child) => started.push(self.begin_child(machine, plan, *child).await?),
+                ChildAdmission::Refused(reason) => {
+                    self.scope.budget.child_done();
+                    record_answer(machine, plan.at, ToolOutput::error(&plan.call, reason));
+                    self.record_refused_delegation(machine, plan.at);
+                }
+            }
+        }
+        Ok(started)
+    }
+
+    /// Plans a child run for the call at `at`. If a limit forbids it, the call is answered with the reason.
+    async fn plan_delegation(
+        &self,
         machine: &mut Machine,
         at: usize,
         delegation: Delegation,
-    ) -> Result<Option<BoxFuture<'a, (usize, CallResult)>>, ExitReason> {
+    ) -> Result<Option<PlannedDelegation>, ExitReason> {
         let Some(call) = machine.call(at) else {
             return Ok(None);
         };
@@ -71,46 +119,48 @@ impl Loop<'_> {
             return Ok(None);
         }
         let task = then.task(machine.call_task(at), machine.delegations(at).len());
-        let id = RunId::of_child(task);
         let lineage = self.lineage_of_child(task, &call, delegation.subagent);
-        let graph_id = resolved.graph_id().map(str::to_owned);
         let order = DelegatedTask {
             display_text: resolved.display_text().map(str::to_owned),
             ..delegation.order
         };
-        let url = resolved.url().map(str::to_owned);
         let request = NewChildRun {
-            id,
-            lineage: lineage.clone(),
+            id: RunId::of_child(task),
+            lineage,
             order,
             max_depth: self.max_child_depth(),
-            graph_id,
-            url,
+            graph_id: resolved.graph_id().map(str::to_owned),
+            url: resolved.url().map(str::to_owned),
         };
-        machine.set_call_status(
+        Ok(Some(PlannedDelegation {
             at,
-            CallStatus::Delegated {
-                child: id,
-                parked: false,
-            },
-        );
-        match self.journal.child(machine, request).await? {
-            ChildAdmission::Admitted(child) => {
-                let subagent = self
-                    .subagent(resolved, &child.order, child.known.as_ref(), lineage.depth)
-                    .ok_or_else(|| lost_part("definition"))?;
-                let child = subagent.with_input(*child, &machine.state_for_child(at));
-                let place = self.place_of_child(machine, at, lineage);
-                self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
-                    .await?;
-                Ok(Some(self.run_child(at, call, subagent, place, child)))
-            }
-            ChildAdmission::Refused(reason) => {
-                self.scope.budget.child_done();
-                record_answer(machine, at, ToolOutput::error(&call, reason));
-                Ok(None)
-            }
-        }
+            call,
+            resolved,
+            request,
+        }))
+    }
+
+    /// Returns the work of a child run that was admitted.
+    async fn begin_child<'a>(
+        &'a self,
+        machine: &Machine,
+        plan: PlannedDelegation,
+        child: Child,
+    ) -> Result<BoxFuture<'a, (usize, CallResult)>, ExitReason> {
+        let PlannedDelegation {
+            at,
+            call,
+            resolved,
+            request: NewChildRun { lineage, .. },
+        } = plan;
+        let subagent = self
+            .subagent(resolved, &child.order, child.known.as_ref(), lineage.depth)
+            .ok_or_else(|| lost_part("definition"))?;
+        let child = subagent.with_input(child, &machine.state_for_child(at));
+        let place = self.place_of_child(machine, at, lineage);
+        self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
+            .await?;
+        Ok(self.run_child(at, call, subagent, place, child))
     }
 
     /// Counts a child run against the limits, for every way to start one. Returns the text for the model if a limit
@@ -596,6 +646,22 @@ impl Loop<'_> {
             changes: vec![],
             failure: None,
         }
+    }
+}
+
+/// A delegation whose child run is to be admitted.
+struct PlannedDelegation {
+    at: usize,
+    call: ToolCall,
+    resolved: ResolvedSubagent,
+    request: NewChildRun,
+}
+
+impl PlannedDelegation {
+    /// Records that the call is delegated.
+    fn mark_delegated(&self, machine: &mut Machine) {
+        let child = self.request.id;
+        machine.set_call_status(self.at, CallStatus::Delegated { child, parked: false });
     }
 }
 

@@ -51,6 +51,19 @@ pub trait Journal: Send + Sync {
         request: NewChildRun,
     ) -> BoxFuture<'a, Result<ChildAdmission, ExitReason>>;
 
+    /// Stores `pending` like [`Journal::commit`] and creates child runs, in one transaction. `parent` already records that
+    /// their calls are delegated. None if one of them exists, or a limit forbids it: then nothing is stored, and they are to be
+    /// requested by [`Journal::child`].
+    ///
+    /// # Errors
+    /// As [`Journal::commit`].
+    fn new_children<'a>(
+        &'a self,
+        parent: &'a Machine,
+        pending: Vec<PendingWrite>,
+        requests: Vec<NewChildRun>,
+    ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>>;
+
     /// Returns the run that this journal belongs to.
     fn run(&self) -> RunId;
 

@@ -26,7 +26,7 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::limits::{Totals, Usage};
 use crate::domain::machine::{Failure, Machine, Position};
-use crate::domain::run::{Lineage, Run, RunStatus};
+use crate::domain::run::{DelegatedTask, Lineage, Run, RunStatus};
 use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
 use crate::domain::trace::{SpanData, SpanId, TraceScope};
@@ -36,7 +36,7 @@ mod child;
 mod commit;
 mod first_commit;
 
-use child::AdmittedChild;
+use child::{AdmittedChild, PreparedChild};
 use commit::{CommitBatch, CommitOutcome, PlacedFact, PlacedStep, RunEnd, write_batch};
 
 pub(super) use first_commit::FirstCommit;
@@ -177,6 +177,7 @@ impl LaneJournal {
             first,
             count,
             at,
+            children: vec![],
             entries: vec![],
             facts: vec![],
             items,
@@ -420,6 +421,105 @@ impl LaneJournal {
             Lane::Main => log_lines::run_ended(main, &end),
             Lane::Child(subagent) => log_lines::subagent_ended(subagent, &self.origin, main, &end),
         });
+    }
+
+    /// Stores writes like [`Journal::commit`], and these new child runs. Returns false if one of the child runs exists: then nothing
+    /// is stored.
+    async fn commit_with(
+        &self,
+        machine: &Machine,
+        notes: Vec<PendingWrite>,
+        children: Vec<Arc<PreparedChild>>,
+    ) -> Result<bool, ExitReason> {
+        let ends = notes
+            .iter()
+            .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
+        let fault = |error: DbError| {
+            self.run_context.core.metrics.work().commit_failed("database");
+            exit_reason_of(self.run_context.run.id, &error)
+        };
+        let rest = match ends {
+            true => Some(
+                retry_until_available(self.run_context.run.id, || self.rest())
+                    .await
+                    .map_err(fault)?,
+            ),
+            false => None,
+        };
+        let repeats = |note: &PendingWrite| matches!(note, PendingWrite::Repeated { .. });
+        let notes = match notes.iter().any(repeats) {
+            true => self.without_resolved(notes).await.map_err(fault)?,
+            false => notes,
+        };
+        let writes = SplitWrites::of(notes);
+        let first = self.run_context.log.reserve(writes.events.len());
+        let admits = !children.is_empty();
+        let segment = *self.segment.lock().unwrap_or_else(PoisonError::into_inner);
+        let batch = CommitBatch {
+            children,
+            ..self.build_step(machine, writes, rest, first)
+        };
+        let span = self.begin_span(&batch);
+        let begun = Instant::now();
+        let stored = match self.store(batch).await {
+            Err(DbError::Conflict(_)) if admits => {
+                self.forget_step(segment);
+                return Ok(false);
+            }
+            stored => stored.map_err(fault)?,
+        };
+        let Some(stored) = stored else {
+            self.run_context.core.metrics.work().commit_failed("lease");
+            return Err(ExitReason::LeaseLost);
+        };
+        self.trace.end(span);
+        self.settle_segment(first, &stored);
+        if let Some(end) = &stored.ended {
+            self.record_span(end, machine);
+        }
+        stored.asked.iter().for_each(log_lines::interrupt_raised);
+        if stored.asked.iter().any(|asked| asked.expires_at().is_some()) {
+            self.run_context.core.jobs.discover();
+        }
+        self.count(&stored.events, begun);
+        let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
+        if let (true, Some(head)) = (main_ended, machine.head) {
+            self.run_context.core.db.states().put_end(
+                self.run_context.run.thread,
+                head,
+                Arc::new(machine.state.clone()),
+            );
+        }
+        self.run_context.log.publish(stored.events);
+        if stored.report.is_some() {
+            self.run_context.core.jobs.wake();
+        }
+        Ok(true)
+    }
+
+    /// Undoes the preparation of a step that was not stored. `segment` is the one that the next checkpoint continued before.
+    fn forget_step(&self, segment: Option<i64>) {
+        *self.segment.lock().unwrap_or_else(PoisonError::into_inner) = segment;
+        // The next step stores the usage again.
+        *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Usage::default();
+    }
+
+    /// Returns a child run that was admitted just now.
+    async fn new_child(&self, run: &Run, order: DelegatedTask, at_work: AtWork) -> Result<Child, ExitReason> {
+        let stop = at_work.stop().clone();
+        let meter = Arc::new(Meter::new(Usage::default(), run.created_at));
+        let journal = self.child_journal(run, None, at_work, &meter);
+        let known = self.known(run).await?;
+        Ok(Child {
+            id: run.id,
+            machine: Machine::default(),
+            order,
+            stop,
+            meter,
+            known,
+            input: None,
+            journal,
+        })
     }
 
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
@@ -677,60 +777,7 @@ impl SplitWrites {
 
 impl Journal for LaneJournal {
     fn commit<'a>(&'a self, machine: &'a Machine, notes: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
-        Box::pin(async move {
-            let ends = notes
-                .iter()
-                .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
-            let fault = |error: DbError| {
-                self.run_context.core.metrics.work().commit_failed("database");
-                exit_reason_of(self.run_context.run.id, &error)
-            };
-            let rest = match ends {
-                true => Some(
-                    retry_until_available(self.run_context.run.id, || self.rest())
-                        .await
-                        .map_err(fault)?,
-                ),
-                false => None,
-            };
-            let repeats = |note: &PendingWrite| matches!(note, PendingWrite::Repeated { .. });
-            let notes = match notes.iter().any(repeats) {
-                true => self.without_resolved(notes).await.map_err(fault)?,
-                false => notes,
-            };
-            let writes = SplitWrites::of(notes);
-            let first = self.run_context.log.reserve(writes.events.len());
-            let batch = self.build_step(machine, writes, rest, first);
-            let span = self.begin_span(&batch);
-            let begun = Instant::now();
-            let Some(stored) = self.store(batch).await.map_err(fault)? else {
-                self.run_context.core.metrics.work().commit_failed("lease");
-                return Err(ExitReason::LeaseLost);
-            };
-            self.trace.end(span);
-            self.settle_segment(first, &stored);
-            if let Some(end) = &stored.ended {
-                self.record_span(end, machine);
-            }
-            stored.asked.iter().for_each(log_lines::interrupt_raised);
-            if stored.asked.iter().any(|asked| asked.expires_at().is_some()) {
-                self.run_context.core.jobs.discover();
-            }
-            self.count(&stored.events, begun);
-            let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
-            if let (true, Some(head)) = (main_ended, machine.head) {
-                self.run_context.core.db.states().put_end(
-                    self.run_context.run.thread,
-                    head,
-                    Arc::new(machine.state.clone()),
-                );
-            }
-            self.run_context.log.publish(stored.events);
-            if stored.report.is_some() {
-                self.run_context.core.jobs.wake();
-            }
-            Ok(())
-        })
+        Box::pin(async move { self.commit_with(machine, notes, vec![]).await.map(drop) })
     }
 
     fn publish(&self, delta: Delta) {
@@ -781,21 +828,7 @@ impl Journal for LaneJournal {
             match admitted {
                 AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
                 AdmittedChild::Admitted(run) if run.created_at == now => {
-                    let stop = at_work.stop().clone();
-                    let meter = Arc::new(Meter::new(Usage::default(), now));
-                    let journal = self.child_journal(&run, None, at_work, &meter);
-                    let known = self.known(&run).await?;
-                    let machine = Machine::default();
-                    let child = Child {
-                        id,
-                        machine,
-                        order,
-                        stop,
-                        meter,
-                        known,
-                        input: None,
-                        journal,
-                    };
+                    let child = self.new_child(&run, order, at_work).await?;
                     Ok(ChildAdmission::Admitted(Box::new(child)))
                 }
                 AdmittedChild::Admitted(_) => match self.find_child(id).await? {
@@ -803,6 +836,30 @@ impl Journal for LaneJournal {
                     None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
                 },
             }
+        })
+    }
+
+    fn new_children<'a>(
+        &'a self,
+        parent: &'a Machine,
+        pending: Vec<PendingWrite>,
+        requests: Vec<NewChildRun>,
+    ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>> {
+        Box::pin(async move {
+            let now = self.run_context.core.clock.now();
+            let prepare = |request| child::prepare(&self.run_context, request, now).ok().map(Arc::new);
+            let Some(prepared) = requests.iter().map(prepare).collect::<Option<Vec<_>>>() else {
+                return Ok(None);
+            };
+            let at_work: Vec<AtWork> = requests.iter().map(|new_run| self.register_child(new_run.id)).collect();
+            if !self.commit_with(parent, pending, prepared.clone()).await? {
+                return Ok(None);
+            }
+            let mut children = Vec::with_capacity(prepared.len());
+            for ((new_run, prepared), at_work) in requests.into_iter().zip(&prepared).zip(at_work) {
+                children.push(self.new_child(&prepared.run, new_run.order, at_work).await?);
+            }
+            Ok(Some(children))
         })
     }
 

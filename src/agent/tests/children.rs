@@ -219,6 +219,24 @@ async fn a_cancelled_run_stops_its_children_and_continues_with_them_later() {
 }
 
 #[tokio::test]
+async fn children_are_stored_in_one_commit_with_the_answer_that_delegates_to_them() {
+    let input = says(script(&[&[("a", "task", work("x")), ("b", "task", work("y"))]]));
+    // The first commit has the input.
+    for (crash, stored) in [(Crash::Before(2), 0), (Crash::After(2), 2)] {
+        let (stage, _) = stage(1);
+        let run = RunId::mint();
+        stage.restarts(Some(crash));
+        assert!(stage.attempt(run, &input).await.is_err());
+        assert_eq!(stage.store.children().len(), stored, "{crash:?}");
+        let machine = stage.store.machine(Lane::Main);
+        assert_eq!(machine.child_runs().len(), stored, "{crash:?}");
+        stage.restarts(None);
+        assert_eq!(stage.attempt(run, &input).await, Ok(LoopOutcome::Done));
+        assert_eq!(stage.store.children().len(), 2, "{crash:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_cancelled_child_is_an_error_result_and_its_sibling_continues_even_after_a_crash() {
     let mut met = 0;
     for last in 1..30 {

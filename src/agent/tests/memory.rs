@@ -270,6 +270,43 @@ impl Memory {
         }
     }
 
+    fn put_writes(&self, disk: &mut Disk, pending: Vec<PendingWrite>) {
+        for note in pending {
+            match note {
+                PendingWrite::Entry { entry, position } => {
+                    let row = Row {
+                        id: entry.id,
+                        step: entry.step,
+                        node: entry.node,
+                        run: self.root,
+                        writes: serde_json::to_string(&entry.writes).unwrap(),
+                        position: serde_json::to_string(&position).unwrap(),
+                    };
+                    let rows = disk.lanes.entry(self.lane).or_default();
+                    assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
+                    rows.push(row);
+                }
+                PendingWrite::Items(changes) => disk.items.extend(changes),
+                PendingWrite::Left(..) => {}
+                PendingWrite::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
+                PendingWrite::Repeated {
+                    agent,
+                    head,
+                    carried_from,
+                    interrupts,
+                } => {
+                    let lane = agent.map_or(self.lane, |agent| agent.lane);
+                    let asked = Fact::Asked {
+                        head,
+                        carried_from,
+                        interrupts,
+                    };
+                    disk.facts.push((lane, serde_json::to_string(&asked).unwrap()));
+                }
+            }
+        }
+    }
+
     fn below(&self, child: RunId) -> Box<dyn Journal> {
         Box::new(Self::new(&self.store, Lane::Child(child), child, self.root))
     }
@@ -280,40 +317,7 @@ impl Journal for Memory {
         Box::pin(async move {
             tokio::task::yield_now().await;
             self.store.write(|disk| {
-                for note in pending {
-                    match note {
-                        PendingWrite::Entry { entry, position } => {
-                            let row = Row {
-                                id: entry.id,
-                                step: entry.step,
-                                node: entry.node,
-                                run: self.root,
-                                writes: serde_json::to_string(&entry.writes).unwrap(),
-                                position: serde_json::to_string(&position).unwrap(),
-                            };
-                            let rows = disk.lanes.entry(self.lane).or_default();
-                            assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
-                            rows.push(row);
-                        }
-                        PendingWrite::Items(changes) => disk.items.extend(changes),
-                        PendingWrite::Left(..) => {}
-                        PendingWrite::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
-                        PendingWrite::Repeated {
-                            agent,
-                            head,
-                            carried_from,
-                            interrupts,
-                        } => {
-                            let lane = agent.map_or(self.lane, |agent| agent.lane);
-                            let asked = Fact::Asked {
-                                head,
-                                carried_from,
-                                interrupts,
-                            };
-                            disk.facts.push((lane, serde_json::to_string(&asked).unwrap()));
-                        }
-                    }
-                }
+                self.put_writes(disk, pending);
                 disk.put_position(self.lane, &machine.position);
                 disk.note_usage(self.run);
             })
@@ -346,6 +350,36 @@ impl Journal for Memory {
             })?;
             let (_, child) = self.find_child(input.id).await?.unwrap();
             Ok(ChildAdmission::Admitted(Box::new(child)))
+        })
+    }
+
+    fn new_children<'a>(
+        &'a self,
+        parent: &'a Machine,
+        pending: Vec<PendingWrite>,
+        requests: Vec<NewChildRun>,
+    ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>> {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            let is_known = |request: &NewChildRun| self.store.disk().children.contains_key(&request.id);
+            let is_refused = |request: &NewChildRun| request.lineage.depth > request.max_depth;
+            if requests.iter().any(|request| is_known(request) || is_refused(request)) {
+                return Ok(None);
+            }
+            self.store.write(|disk| {
+                self.put_writes(disk, pending);
+                for request in &requests {
+                    let lineage = serde_json::to_string(&request.lineage).unwrap();
+                    disk.children.insert(request.id, (lineage, request.order.clone()));
+                }
+                disk.put_position(self.lane, &parent.position);
+                disk.note_usage(self.run);
+            })?;
+            let mut children = vec![];
+            for request in &requests {
+                children.extend(self.find_child(request.id).await?.map(|(_, child)| child));
+            }
+            Ok(Some(children))
         })
     }
 

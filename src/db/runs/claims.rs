@@ -572,13 +572,7 @@ pub async fn stop_below(tx: &mut Tx<'_>, child: RunId, by: RunId, now: Timestamp
 /// has the root of the earlier run, and [`restore_children`] finds it by this mark.
 pub async fn mark_begun_by(tx: &mut Tx<'_>, child: RunId, by: RunId) -> DbResult<()> {
     const SQL: &str = "update runs set touched_by = $2 where run_id = $1 and depth > 0 and root_id <> $2";
-    on_engine!(tx, |conn| query(SQL)
-        .bind(child.0)
-        .bind(by.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
-    Ok(())
+    tx.statement(SQL).bind(child.0).bind(by.0).execute_later().await
 }
 
 /// Undoes the changes of run `by` to subagents' runs that belong to other runs of the main agent: their child runs that

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Rest;
+use super::child::{self, PreparedChild};
 use crate::db::checkpoints::NewCheckpoint;
 use crate::db::events::NewEvent;
 use crate::db::interrupts::InterruptRecord;
@@ -31,6 +32,8 @@ pub(super) struct CommitBatch {
     pub(super) first: i64,
     pub(super) count: usize,
     pub(super) at: Timestamp,
+    /// New child runs.
+    pub(super) children: Vec<Arc<PreparedChild>>,
     pub(super) entries: Vec<PlacedStep>,
     pub(super) facts: Vec<PlacedFact>,
     pub(super) items: Vec<ItemChange>,
@@ -218,6 +221,9 @@ pub(super) async fn write_rows(
     let root = run_context.run.id;
     let run = run_of(lane, root);
     let at = batch.at;
+    for prepared in &batch.children {
+        child::store(tx, run_context, prepared).await?;
+    }
     write_log(tx, &run_context.run, lane, batch).await?;
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, thread, *head, position, root).await?;
