@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::assemble::RegisteredAgent;
 use super::calls::{CallResult, record_answer};
 use super::driver::PendingWrites;
-use super::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
+use super::journal::{Child, ChildAdmission, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite};
 use super::subagent_registry::ReferencedAgent;
 use super::{Agent, Breakpoints, Loop, LoopOutcome};
 use crate::definition::form_problem;
@@ -60,7 +60,10 @@ impl Loop<'_> {
             return Ok(vec![]);
         }
         planned.iter().for_each(|(plan, _)| plan.mark_delegated(machine));
-        let requests = planned.iter().map(|(plan, _)| plan.request.clone()).collect();
+        let requests = planned
+            .iter()
+            .map(|(plan, _)| (plan.request.clone(), self.start_of_child(machine, plan)))
+            .collect();
         let mut started = Vec::with_capacity(planned.len());
         if let Some(children) = self.journal.new_children(machine, pending.clone(), requests).await? {
             pending.clear();
@@ -140,6 +143,29 @@ impl Loop<'_> {
         }))
     }
 
+    /// Returns the start of a child run, if it can be stored with the run: what follows is a step of its own. None for an agent
+    /// that is registered itself, whose definition is known only after the admission, and for a program, which stores its
+    /// start when it is called.
+    fn start_of_child(&self, machine: &Machine, plan: &PlannedDelegation) -> Option<ChildStart> {
+        let PlannedDelegation { resolved, request, .. } = plan;
+        let is_known = match resolved {
+            ResolvedSubagent::OfParent(agent) => agent.program().is_none(),
+            ResolvedSubagent::Registered(_) => false,
+        };
+        if !is_known {
+            return None;
+        }
+        let subagent = self.subagent(resolved.clone(), &request.order, None, request.lineage.depth)?;
+        let input = subagent.input(&request.order, &machine.state_for_child(plan.at));
+        let mut machine = Machine::default();
+        let pending = start_of(&mut machine, &subagent.plan(self.scope.step_limit), input.clone());
+        Some(ChildStart {
+            machine,
+            input,
+            pending,
+        })
+    }
+
     /// Returns the work of a child run that was admitted.
     async fn begin_child<'a>(
         &'a self,
@@ -158,8 +184,11 @@ impl Loop<'_> {
             .ok_or_else(|| lost_part("definition"))?;
         let child = subagent.with_input(child, &machine.state_for_child(at));
         let place = self.place_of_child(machine, at, lineage);
-        self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
-            .await?;
+        // Nothing was changed yet by one that has just begun.
+        if !child.is_begun {
+            self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
+                .await?;
+        }
         Ok(self.run_child(at, call, subagent, place, child))
     }
 
@@ -404,6 +433,7 @@ impl Loop<'_> {
             stop,
             meter,
             input,
+            is_begun,
             journal,
             order,
             known: _,
@@ -414,7 +444,7 @@ impl Loop<'_> {
             (Phase::Ended, None) => LoopOutcome::Done,
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = self.loop_of_child(subagent, place, journal.as_ref(), stop, meter);
-                self.drive_below(&below, &mut machine, &input).await?
+                self.drive_below(&below, &mut machine, &input, is_begun).await?
             }
         };
         if !matches!(outcome, LoopOutcome::Parked(_)) {
@@ -430,25 +460,25 @@ impl Loop<'_> {
     }
 
     /// Drives the loop of a child until it ends or waits. If only the child was cancelled, it ends here, and its
-    /// caller continues.
+    /// caller continues. `is_begun` says that its start is stored.
     async fn drive_below(
         &self,
         below: &Loop<'_>,
         machine: &mut Machine,
         input: &Update,
+        is_begun: bool,
     ) -> Result<LoopOutcome, ExitReason> {
-        let begun = machine.head.is_some();
-        let mut pending = vec![PendingWrite::Fact(Fact::Started {
-            base: machine.head,
-            carried_from: machine.position.carried_from,
-            attempt: 1,
-            resumed: begun,
-            calls: vec![],
-        })];
-        if !begun {
-            let ids = [CheckpointId::mint(), CheckpointId::mint()];
-            pending.extend(PendingWrite::input(machine, &below.plan, input.clone(), ids));
-        }
+        let mut pending = match (is_begun, machine.head) {
+            (true, _) => vec![],
+            (false, None) => start_of(machine, &below.plan, input.clone()),
+            (false, Some(head)) => vec![PendingWrite::Fact(Fact::Started {
+                base: Some(head),
+                carried_from: machine.position.carried_from,
+                attempt: 1,
+                resumed: true,
+                calls: vec![],
+            })],
+        };
         let is_alone =
             || below.scope.stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
         let driven = if is_alone() {
@@ -666,6 +696,7 @@ impl PlannedDelegation {
 }
 
 /// The origin of a subagent's definition.
+#[derive(Clone)]
 enum ResolvedSubagent {
     /// The definition is part of the parent's.
     OfParent(Arc<Agent>),
@@ -725,12 +756,20 @@ impl Subagent {
         }
     }
 
-    /// Gives the child its input: the shared fields and one human message. An agent on another server receives only
-    /// the message.
+    /// Gives the child its input, unless it has one.
     fn with_input(&self, child: Child, parent: &State) -> Child {
         if child.input.is_some() {
             return child;
         }
+        Child {
+            input: Some(self.input(&child.order, parent)),
+            ..child
+        }
+    }
+
+    /// Returns the input for a task: the shared fields and one human message. An agent on another server receives only the
+    /// message.
+    fn input(&self, task: &DelegatedTask, parent: &State) -> Update {
         let shared = || self.agent.shares.of(parent.for_subagent());
         let mut input = if self.agent.remote().is_some() {
             Update::none()
@@ -740,7 +779,7 @@ impl Subagent {
         if self.is_external {
             input.fields.retain(|name, _| self.agent.declared.has(name));
         }
-        let mut order = child.order.description.clone();
+        let mut order = task.description.clone();
         if self.agent.is_fork {
             order = format!(
                 "You are the subagent `{}` now. {FORK_PREAMBLE}\n\n{order}",
@@ -761,16 +800,28 @@ impl Subagent {
         input.messages.extend_from_slice(&self.agent.initial);
         input
             .messages
-            .extend(child.order.initial_messages.iter().cloned().map(Arc::new));
+            .extend(task.initial_messages.iter().cloned().map(Arc::new));
         input.messages.push(Arc::new(Message::human(order)));
-        if let Some(prompt) = &child.order.system_prompt {
+        if let Some(prompt) = &task.system_prompt {
             input.fields.insert(DELEGATED_PROMPT.to_owned(), prompt.clone().into());
         }
-        Child {
-            input: Some(super::driver::with_ids(input)),
-            ..child
-        }
+        super::driver::with_ids(input)
     }
+}
+
+/// Gives a new `machine` its input. Returns the writes of its start.
+fn start_of(machine: &mut Machine, plan: &Plan, input: Update) -> PendingWrites {
+    let started = Fact::Started {
+        base: machine.head,
+        carried_from: machine.position.carried_from,
+        attempt: 1,
+        resumed: false,
+        calls: vec![],
+    };
+    let mut pending = vec![PendingWrite::Fact(started)];
+    let ids = [CheckpointId::mint(), CheckpointId::mint()];
+    pending.extend(PendingWrite::input(machine, plan, input, ids));
+    pending
 }
 
 /// Returns the text for the delegating model if the task's instructions cannot be used.

@@ -15,7 +15,9 @@ use super::run_context::{RunContext, exit_reason_of};
 use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Child, ChildAdmission, ChildRecord, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
+use crate::agent::{
+    Child, ChildAdmission, ChildRecord, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,
+};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbError, DbResult, Tx, warn_of};
 use crate::domain::checkpoint::{Entry, Lane};
@@ -37,7 +39,7 @@ mod commit;
 mod first_commit;
 
 use child::{AdmittedChild, PreparedChild};
-use commit::{CommitBatch, CommitOutcome, PlacedFact, PlacedStep, RunEnd, write_batch};
+use commit::{CommitBatch, CommitOutcome, NewChild, PlacedFact, PlacedStep, RunEnd, write_batch};
 
 pub(super) use first_commit::FirstCommit;
 
@@ -112,9 +114,9 @@ impl LaneJournal {
         }
     }
 
-    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork, meter: &Arc<Meter>) -> Box<dyn Journal> {
+    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork, meter: &Arc<Meter>) -> Self {
         let root = self.run_context.run.id;
-        Box::new(Self {
+        Self {
             trace: self.run_context.trace.at(SpanId::of_child(run.id, root)),
             created: Some(run.created_at),
             ended: AtomicBool::new(false),
@@ -128,7 +130,7 @@ impl LaneJournal {
             stored: Mutex::default(),
             stop: at_work.stop().clone(),
             _at_work: Some(at_work),
-        })
+        }
     }
 
     /// Registers a child before its row is written or read, since a cancellation reads the row first.
@@ -406,10 +408,14 @@ impl LaneJournal {
         core.webhooks.delivery(&report, ownership)
     }
 
-    /// Counts the stored events in the metrics and the log.
+    /// Counts a commit and its events in the metrics and the log.
     fn count(&self, events: &[Arc<Event>], begun: Instant) {
+        self.run_context.core.metrics.work().committed(begun.elapsed());
+        self.count_events(events);
+    }
+
+    fn count_events(&self, events: &[Arc<Event>]) {
         let work = self.run_context.core.metrics.work();
-        work.committed(begun.elapsed());
         let age = self.run_context.core.clock.now().since(self.began);
         events.iter().for_each(|event| work.record_event(event, age));
         let main = &self.run_context.run;
@@ -423,13 +429,13 @@ impl LaneJournal {
         });
     }
 
-    /// Stores writes like [`Journal::commit`], and these new child runs. Returns false if one of the child runs exists: then nothing
-    /// is stored.
+    /// Stores writes like [`Journal::commit`], and these new child runs with their starts. Returns false if one of the child runs
+    /// exists: then nothing is stored.
     async fn commit_with(
         &self,
         machine: &Machine,
         notes: Vec<PendingWrite>,
-        children: Vec<Arc<PreparedChild>>,
+        children: &[UnstoredChild],
     ) -> Result<bool, ExitReason> {
         let ends = notes
             .iter()
@@ -452,17 +458,18 @@ impl LaneJournal {
             false => notes,
         };
         let writes = SplitWrites::of(notes);
-        let first = self.run_context.log.reserve(writes.events.len());
-        let admits = !children.is_empty();
+        let starts = children.iter().map(UnstoredChild::count).sum::<usize>();
+        let first = self.run_context.log.reserve(writes.events.len() + starts);
         let segment = *self.segment.lock().unwrap_or_else(PoisonError::into_inner);
-        let batch = CommitBatch {
-            children,
-            ..self.build_step(machine, writes, rest, first)
-        };
+        let mut batch = self.build_step(machine, writes, rest, first);
+        for child in children {
+            let new = child.build(batch.numbers().end);
+            batch.children.push(new);
+        }
         let span = self.begin_span(&batch);
         let begun = Instant::now();
         let stored = match self.store(batch).await {
-            Err(DbError::Conflict(_)) if admits => {
+            Err(DbError::Conflict(_)) if !children.is_empty() => {
                 self.forget_step(segment);
                 return Ok(false);
             }
@@ -482,6 +489,12 @@ impl LaneJournal {
             self.run_context.core.jobs.discover();
         }
         self.count(&stored.events, begun);
+        for (child, new) in children.iter().zip(&stored.children) {
+            if let Some(start) = &new.first {
+                child.journal.settle_segment(start.first - stored.first + first, start);
+                child.journal.count_events(&start.events);
+            }
+        }
         let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
         if let (true, Some(head)) = (main_ended, machine.head) {
             self.run_context.core.db.states().put_end(
@@ -490,7 +503,9 @@ impl LaneJournal {
                 Arc::new(machine.state.clone()),
             );
         }
-        self.run_context.log.publish(stored.events);
+        let starts = stored.children.into_iter().filter_map(|child| child.first);
+        let events = stored.events.into_iter().chain(starts.flat_map(|start| start.events));
+        self.run_context.log.publish(events);
         if stored.report.is_some() {
             self.run_context.core.jobs.wake();
         }
@@ -504,21 +519,54 @@ impl LaneJournal {
         *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Usage::default();
     }
 
-    /// Returns a child run that was admitted just now.
-    async fn new_child(&self, run: &Run, order: DelegatedTask, at_work: AtWork) -> Result<Child, ExitReason> {
+    /// Returns a child run that is about to be stored, or was stored just now.
+    fn unstored_child(
+        &self,
+        prepared: PreparedChild,
+        order: DelegatedTask,
+        at_work: AtWork,
+        start: Option<ChildStart>,
+    ) -> UnstoredChild {
+        let run = &prepared.run;
         let stop = at_work.stop().clone();
         let meter = Arc::new(Meter::new(Usage::default(), run.created_at));
         let journal = self.child_journal(run, None, at_work, &meter);
-        let known = self.known(run).await?;
+        UnstoredChild {
+            prepared: Arc::new(prepared),
+            order,
+            stop,
+            meter,
+            journal,
+            start,
+        }
+    }
+
+    /// Returns a child run that was stored just now.
+    async fn new_child(&self, child: UnstoredChild) -> Result<Child, ExitReason> {
+        let UnstoredChild {
+            prepared,
+            order,
+            stop,
+            meter,
+            journal,
+            start,
+        } = child;
+        let known = self.known(&prepared.run).await?;
+        let is_begun = start.is_some();
+        let (machine, input) = match start {
+            Some(start) => (start.machine, Some(start.input)),
+            None => (Machine::default(), None),
+        };
         Ok(Child {
-            id: run.id,
-            machine: Machine::default(),
+            id: prepared.run.id,
+            machine,
             order,
             stop,
             meter,
             known,
-            input: None,
-            journal,
+            input,
+            is_begun,
+            journal: Box::new(journal),
         })
     }
 
@@ -576,7 +624,7 @@ impl LaneJournal {
         let outcome = loop {
             let before = tried
                 .iter()
-                .filter(|_| batch.count > 0)
+                .filter(|_| batch.total() > 0)
                 .map(|range: &Range<i64>| range.start);
             let error = match self.write(Arc::clone(&batch), before.collect()).await {
                 Ok(CommitOutcome::Now) => break Ok(Some(Arc::unwrap_or_clone(batch))),
@@ -597,7 +645,7 @@ impl LaneJournal {
             };
             warn_of!(error, run = %self.run_context.run.id, "a step cannot be stored yet");
             tokio::time::sleep(pause).await;
-            batch = Arc::new(batch.renumbered(self.run_context.log.reserve(batch.count)));
+            batch = Arc::new(batch.renumbered(self.run_context.log.reserve(batch.total())));
         };
         if matches!(outcome, Ok(Some(_))) {
             self.run_context.has_first_seq.store(true, Ordering::Relaxed);
@@ -717,6 +765,36 @@ impl ChildRequest {
     }
 }
 
+/// A child run that is about to be stored, or was stored just now.
+struct UnstoredChild {
+    prepared: Arc<PreparedChild>,
+    order: DelegatedTask,
+    stop: CancellationToken,
+    meter: Arc<Meter>,
+    journal: LaneJournal,
+    /// The start that is stored with it.
+    start: Option<ChildStart>,
+}
+
+impl UnstoredChild {
+    /// Returns the number of events of its start.
+    fn count(&self) -> usize {
+        self.start.as_ref().map_or(0, |start| start.pending.len())
+    }
+
+    /// Builds its part of a batch, with numbers from `first` on.
+    fn build(&self, first: i64) -> NewChild {
+        let start = self.start.as_ref().map(|start| {
+            let writes = SplitWrites::of(start.pending.clone());
+            self.journal.build_step(&start.machine, writes, None, first)
+        });
+        NewChild {
+            prepared: Arc::clone(&self.prepared),
+            first: start,
+        }
+    }
+}
+
 /// A child run as it is stored.
 struct StoredChild {
     run: Run,
@@ -777,7 +855,7 @@ impl SplitWrites {
 
 impl Journal for LaneJournal {
     fn commit<'a>(&'a self, machine: &'a Machine, notes: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
-        Box::pin(async move { self.commit_with(machine, notes, vec![]).await.map(drop) })
+        Box::pin(async move { self.commit_with(machine, notes, &[]).await.map(drop) })
     }
 
     fn publish(&self, delta: Delta) {
@@ -828,7 +906,8 @@ impl Journal for LaneJournal {
             match admitted {
                 AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
                 AdmittedChild::Admitted(run) if run.created_at == now => {
-                    let child = self.new_child(&run, order, at_work).await?;
+                    let child = self.unstored_child(PreparedChild::of(*run), order, at_work, None);
+                    let child = self.new_child(child).await?;
                     Ok(ChildAdmission::Admitted(Box::new(child)))
                 }
                 AdmittedChild::Admitted(_) => match self.find_child(id).await? {
@@ -843,21 +922,24 @@ impl Journal for LaneJournal {
         &'a self,
         parent: &'a Machine,
         pending: Vec<PendingWrite>,
-        requests: Vec<NewChildRun>,
+        requests: Vec<(NewChildRun, Option<ChildStart>)>,
     ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>> {
         Box::pin(async move {
             let now = self.run_context.core.clock.now();
-            let prepare = |request| child::prepare(&self.run_context, request, now).ok().map(Arc::new);
-            let Some(prepared) = requests.iter().map(prepare).collect::<Option<Vec<_>>>() else {
-                return Ok(None);
-            };
-            let at_work: Vec<AtWork> = requests.iter().map(|new_run| self.register_child(new_run.id)).collect();
-            if !self.commit_with(parent, pending, prepared.clone()).await? {
+            let mut unstored = Vec::with_capacity(requests.len());
+            for (new_run, start) in requests {
+                let Ok(prepared) = child::prepare(&self.run_context, &new_run, now) else {
+                    return Ok(None);
+                };
+                let at_work = self.register_child(new_run.id);
+                unstored.push(self.unstored_child(prepared, new_run.order, at_work, start));
+            }
+            if !self.commit_with(parent, pending, &unstored).await? {
                 return Ok(None);
             }
-            let mut children = Vec::with_capacity(prepared.len());
-            for ((new_run, prepared), at_work) in requests.into_iter().zip(&prepared).zip(at_work) {
-                children.push(self.new_child(&prepared.run, new_run.order, at_work).await?);
+            let mut children = Vec::with_capacity(unstored.len());
+            for child in unstored {
+                children.push(self.new_child(child).await?);
             }
             Ok(Some(children))
         })
@@ -891,7 +973,7 @@ impl Journal for LaneJournal {
                     stop.cancel();
                 }
                 let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
-                let journal = self.child_journal(&run, segment, at_work, &meter);
+                let journal = Box::new(self.child_journal(&run, segment, at_work, &meter));
                 let order = run.order().unwrap_or_default();
                 (
                     run.lineage,
@@ -903,6 +985,7 @@ impl Journal for LaneJournal {
                         meter,
                         known,
                         input,
+                        is_begun: false,
                         journal,
                     },
                 )

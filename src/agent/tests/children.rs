@@ -230,6 +230,14 @@ async fn children_are_stored_in_one_commit_with_the_answer_that_delegates_to_the
         assert_eq!(stage.store.children().len(), stored, "{crash:?}");
         let machine = stage.store.machine(Lane::Main);
         assert_eq!(machine.child_runs().len(), stored, "{crash:?}");
+        for (_, child) in machine.child_runs() {
+            let lane = Lane::Child(child);
+            assert_eq!(stage.store.rows(lane).len(), 2, "its input is stored with it");
+            assert!(matches!(
+                stage.store.facts(lane)[..],
+                [Fact::Started { resumed: false, .. }]
+            ));
+        }
         stage.restarts(None);
         assert_eq!(stage.attempt(run, &input).await, Ok(LoopOutcome::Done));
         assert_eq!(stage.store.children().len(), 2, "{crash:?}");

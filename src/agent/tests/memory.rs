@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::journal::{
-    Child, ChildAdmission, ChildRecord, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,
+    Child, ChildAdmission, ChildRecord, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,
 };
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{AgentWork, Delta, Fact, Origin};
@@ -357,27 +357,45 @@ impl Journal for Memory {
         &'a self,
         parent: &'a Machine,
         pending: Vec<PendingWrite>,
-        requests: Vec<NewChildRun>,
+        requests: Vec<(NewChildRun, Option<ChildStart>)>,
     ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
             let is_known = |request: &NewChildRun| self.store.disk().children.contains_key(&request.id);
             let is_refused = |request: &NewChildRun| request.lineage.depth > request.max_depth;
-            if requests.iter().any(|request| is_known(request) || is_refused(request)) {
+            if requests
+                .iter()
+                .any(|(request, _)| is_known(request) || is_refused(request))
+            {
                 return Ok(None);
             }
             self.store.write(|disk| {
                 self.put_writes(disk, pending);
-                for request in &requests {
+                for (request, start) in &requests {
                     let lineage = serde_json::to_string(&request.lineage).unwrap();
                     disk.children.insert(request.id, (lineage, request.order.clone()));
+                    if let Some(start) = start {
+                        let lane = Lane::Child(request.id);
+                        let child = Self::new(&self.store, lane, request.id, self.root);
+                        child.put_writes(disk, start.pending.clone());
+                        disk.put_position(lane, &start.machine.position);
+                    }
                 }
                 disk.put_position(self.lane, &parent.position);
                 disk.note_usage(self.run);
             })?;
             let mut children = vec![];
-            for request in &requests {
-                children.extend(self.find_child(request.id).await?.map(|(_, child)| child));
+            for (request, start) in requests {
+                let (_, child) = self.find_child(request.id).await?.unwrap();
+                children.push(match start {
+                    Some(start) => Child {
+                        machine: start.machine,
+                        input: Some(start.input),
+                        is_begun: true,
+                        ..child
+                    },
+                    None => child,
+                });
             }
             Ok(Some(children))
         })
@@ -413,6 +431,7 @@ impl Journal for Memory {
                 meter,
                 input,
                 known: None,
+                is_begun: false,
                 journal: self.below(child),
             };
             Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))

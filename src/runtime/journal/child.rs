@@ -36,6 +36,13 @@ pub(super) struct PreparedChild {
     url: Option<String>,
 }
 
+impl PreparedChild {
+    /// Returns a run that is stored already.
+    pub(super) fn of(run: Run) -> Self {
+        Self { run, url: None }
+    }
+}
+
 /// Admits a child run. A run that was admitted before is returned again.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,

@@ -33,7 +33,7 @@ pub(super) struct CommitBatch {
     pub(super) count: usize,
     pub(super) at: Timestamp,
     /// New child runs.
-    pub(super) children: Vec<Arc<PreparedChild>>,
+    pub(super) children: Vec<NewChild>,
     pub(super) entries: Vec<PlacedStep>,
     pub(super) facts: Vec<PlacedFact>,
     pub(super) items: Vec<ItemChange>,
@@ -51,6 +51,13 @@ pub(super) struct CommitBatch {
     pub(super) events: Vec<Arc<Event>>,
 }
 
+/// A new child run of a batch, with its first writes if it begins at once. Their numbers follow those of the batch.
+#[derive(Clone)]
+pub(super) struct NewChild {
+    pub(super) prepared: Arc<PreparedChild>,
+    pub(super) first: Option<CommitBatch>,
+}
+
 /// The end of a run.
 #[derive(Clone)]
 pub(super) struct RunEnd {
@@ -63,9 +70,18 @@ pub(super) struct RunEnd {
 }
 
 impl CommitBatch {
-    /// Returns the numbers of the batch's events.
+    /// Returns the number of the batch's events, with those of new child runs.
+    pub(super) fn total(&self) -> usize {
+        let firsts = self.children.iter().filter_map(|child| child.first.as_ref());
+        self.count + firsts.map(Self::total).sum::<usize>()
+    }
+
+    /// Returns the numbers of the batch's events, with those of new child runs.
     pub(super) fn numbers(&self) -> Range<i64> {
-        self.first..self.first.saturating_add(i64::try_from(self.count).unwrap_or(i64::MAX))
+        self.first
+            ..self
+                .first
+                .saturating_add(i64::try_from(self.total()).unwrap_or(i64::MAX))
     }
 
     /// Returns the same batch with numbers from `first` on.
@@ -82,6 +98,9 @@ impl CommitBatch {
         for laid in &mut new.entries {
             laid.seq = moved(laid.seq);
             laid.segment = moved(laid.segment);
+        }
+        for child in &mut new.children {
+            child.first = child.first.take().map(|batch| batch.renumbered(moved(batch.first)));
         }
         new.facts.iter_mut().for_each(|placed| placed.seq = moved(placed.seq));
         new.asked.iter_mut().for_each(|asked| asked.seq = moved(asked.seq));
@@ -217,13 +236,17 @@ pub(super) async fn write_rows(
     lane: Lane,
     batch: &CommitBatch,
 ) -> DbResult<()> {
+    for NewChild { prepared, first } in &batch.children {
+        child::store(tx, run_context, prepared).await?;
+        // The row says already that the child run has begun, and its first writes are nothing but entries of the log.
+        if let Some(first) = first {
+            write_log(tx, &run_context.run, Lane::Child(prepared.run.id), first).await?;
+        }
+    }
     let thread = run_context.run.thread;
     let root = run_context.run.id;
     let run = run_of(lane, root);
     let at = batch.at;
-    for prepared in &batch.children {
-        child::store(tx, run_context, prepared).await?;
-    }
     write_log(tx, &run_context.run, lane, batch).await?;
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, thread, *head, position, root).await?;
