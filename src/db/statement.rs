@@ -13,7 +13,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Arguments, AssertSqlSafe, Either, Encode, FromRow, Postgres, Sqlite, Type, query_as_with, query_with};
 
-use super::engine::{Conn, Engine, PostgresConn, SqliteConn, first_row};
+use super::engine::{Conn, Engine, PostgresConn, SqliteConn, first_row, push_number};
 use super::{DbError, DbResult, Tx};
 
 /// The most values of a statement with rows on SQLite, which searches the place of each value by its number.
@@ -294,7 +294,10 @@ impl RowValues<'_, '_, '_> {
         self.statement.add(value);
         let number = self.statement.bound;
         let separator = if self.is_empty { "" } else { ", " };
-        self.statement.sql.to_mut().push_str(&format!("{separator}${number}"));
+        let sql = self.statement.sql.to_mut();
+        sql.push_str(separator);
+        sql.push('$');
+        push_number(sql, number);
         self.is_empty = false;
         self
     }
