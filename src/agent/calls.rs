@@ -452,10 +452,35 @@ impl Loop<'_> {
                 }
             }
             if !running.is_empty() {
-                self.flush(machine, pending).await?;
+                ready = self.flush_beside(machine, pending, &mut running).await?;
             }
         }
         Ok(outcome)
+    }
+
+    /// Commits the pending writes while the calls go on: a subagent does not wait for a commit of its caller. Returns a result that
+    /// has arrived meanwhile.
+    async fn flush_beside(
+        &self,
+        machine: &Machine,
+        pending: &mut PendingWrites,
+        running: &mut Running<'_>,
+    ) -> Result<Option<(usize, CallResult)>, ExitReason> {
+        let mut ready = None;
+        if pending.is_empty() {
+            return Ok(ready);
+        }
+        let mut commit = self.journal.commit(machine, std::mem::take(pending));
+        loop {
+            tokio::select! {
+                biased;
+                stored = &mut commit => {
+                    stored?;
+                    return Ok(ready);
+                }
+                next = running.next(), if ready.is_none() && !running.is_empty() => ready = next,
+            }
+        }
     }
 
     /// Passes a result through the middleware and records it. Store items of the result are written in the same
