@@ -384,9 +384,10 @@ impl Loop<'_> {
         let mut delegations = vec![];
         let mut ready = None;
         loop {
-            let next = match ready.take() {
-                Some(next) => Some(next),
-                None => tokio::select! {
+            let next = if ready.is_some() {
+                ready.take()
+            } else {
+                tokio::select! {
                     biased;
                     Some(event) = self.scope.progress.recv() => {
                         self.commit_progress(machine, pending, event).await?;
@@ -403,7 +404,7 @@ impl Loop<'_> {
                         continue;
                     }
                     next = running.next() => next,
-                },
+                }
             };
             // Progress that the call reported before it returned.
             self.record_pending_progress(pending);
