@@ -245,6 +245,22 @@ async fn children_are_stored_in_one_commit_with_the_answer_that_delegates_to_the
 }
 
 #[tokio::test]
+async fn a_child_goes_on_while_the_answer_of_its_sibling_is_stored() {
+    let (stage, _) = stage(1);
+    stage.store.hold_answers(2);
+    let long = script(&[&[("x", COUNT, json!({}))], &[("y", COUNT, json!({}))]]);
+    let calls = [("a", "task", work("short")), ("b", "task", work(&long))];
+    assert_eq!(stage.hears(script(&[&calls])).await, LoopOutcome::Done);
+    let course = stage.store.course();
+    let answer = course
+        .iter()
+        .position(|(_, fact)| matches!(fact, Fact::Answered { .. }));
+    let is_end = |(lane, fact): &(Lane, Fact)| *lane != Lane::Main && matches!(fact, Fact::Ended { .. });
+    assert_eq!(course.iter().filter(|event| is_end(event)).count(), 2);
+    assert!(course.iter().rposition(is_end) < answer, "{course:?}");
+}
+
+#[tokio::test]
 async fn a_cancelled_child_is_an_error_result_and_its_sibling_continues_even_after_a_crash() {
     let mut met = 0;
     for last in 1..30 {

@@ -60,6 +60,8 @@ struct Disk {
     used: BTreeMap<RunId, Usage>,
     meters: BTreeMap<RunId, Arc<Meter>>,
     stop: CancellationToken,
+    /// The number of subagents that have to end before the answer of a call is stored by itself.
+    ends_before_answers: usize,
 }
 
 impl Store {
@@ -78,6 +80,17 @@ impl Store {
     /// Returns the number of commits of this process.
     pub(super) fn commits(&self) -> usize {
         self.disk().commits
+    }
+
+    /// Lets commits of answers of single calls wait until so many subagents have ended, or a long time has passed.
+    pub(super) fn hold_answers(&self, until_ended: usize) {
+        self.disk().ends_before_answers = until_ended;
+    }
+
+    fn holds_answers(&self) -> bool {
+        let wanted = self.disk().ends_before_answers;
+        let is_end = |(lane, fact): &(Lane, Fact)| *lane != Lane::Main && matches!(fact, Fact::Ended { .. });
+        self.course().iter().filter(|event| is_end(event)).count() < wanted
     }
 
     pub(super) fn rows(&self, lane: Lane) -> Vec<Row> {
@@ -316,6 +329,14 @@ impl Journal for Memory {
     fn commit<'a>(&'a self, machine: &'a Machine, pending: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
+            let is_answer = |write: &PendingWrite| matches!(write, PendingWrite::Fact(Fact::Answered { .. }));
+            let answers = pending.iter().any(is_answer);
+            for _ in 0..1000 {
+                if !answers || !self.store.holds_answers() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
             self.store.write(|disk| {
                 self.put_writes(disk, pending);
                 disk.put_position(self.lane, &machine.position);
