@@ -174,7 +174,6 @@ impl LaneJournal {
             left,
         } = writes;
         let count = notes.len();
-        let head = machine.head.map(|head| (head, machine.position.clone()));
         let mut batch = CommitBatch {
             first,
             count,
@@ -185,7 +184,7 @@ impl LaneJournal {
             items,
             left,
             asked: vec![],
-            head,
+            head: None,
             ended: None,
             report: None,
             used: self.used(at),
@@ -226,6 +225,12 @@ impl LaneJournal {
                 body,
             }));
         }
+        // The newest step is stored with its position.
+        let is_stored = |head: &CheckpointId| batch.entries.iter().any(|placed| placed.entry.id == *head);
+        batch.head = machine
+            .head
+            .filter(|head| !is_stored(head))
+            .map(|head| (head, machine.position.clone()));
         batch
     }
 
@@ -248,9 +253,6 @@ impl LaneJournal {
         let entry = Arc::new(entry);
         let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = machine.head == Some(entry.id);
-        if newest {
-            batch.head = None;
-        }
         batch.entries.push(PlacedStep {
             seq,
             segment: *segment.get_or_insert(seq),
