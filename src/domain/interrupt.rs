@@ -248,7 +248,7 @@ impl Question {
             self.check_decisions(answer)?;
         }
         // A schema beyond the limits was never admitted and is not checked.
-        Schema::compile(&self.schema).map_or(Ok(()), |schema| schema.check("resume", answer))
+        Schema::compile_once(&self.schema).map_or(Ok(()), |schema| schema.check("resume", answer))
     }
 
     /// Checks the type of the decision about one call.
