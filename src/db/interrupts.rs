@@ -16,6 +16,7 @@ use super::engine::Contains;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::sealing::Sealer;
+use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
@@ -359,13 +360,33 @@ pub async fn of_thread(
     thread: ThreadId,
     status: Option<InterruptState>,
 ) -> DbResult<Vec<InterruptRecord>> {
+    of_thread_later(tx, thread, status).await?.read(tx).await
+}
+
+/// Interrupts that are read later in their transaction.
+pub struct LaterInterrupts(LaterRows<InterruptRow>);
+
+/// Returns the interrupts of [`of_thread`], to be read later in the transaction, which must not change them meanwhile. On SQLite
+/// they are read together with other rows.
+pub async fn of_thread_later(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    status: Option<InterruptState>,
+) -> DbResult<LaterInterrupts> {
     const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, ordinal");
     const SOME: &str = concatcp!(SELECT, " where thread_id = $1 and status = $2 order by seq, ordinal");
-    let rows: Vec<InterruptRow> = on_engine!(tx, |conn| match status {
-        Some(status) => query_as(SOME).bind(thread.0).bind(status.word()).fetch_all(conn).await,
-        None => query_as(ALL).bind(thread.0).fetch_all(conn).await,
-    })?;
-    readable(rows)
+    let statement = match status {
+        Some(status) => tx.statement(SOME).bind(thread.0).bind(status.word()),
+        None => tx.statement(ALL).bind(thread.0),
+    };
+    statement.fetch_later().await.map(LaterInterrupts)
+}
+
+impl LaterInterrupts {
+    /// Reads the interrupts.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Vec<InterruptRecord>> {
+        readable(self.0.fetch_all(tx).await?)
+    }
 }
 
 /// Returns the first pending interrupt of a run of the main agent or of a run below it.

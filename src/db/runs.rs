@@ -34,12 +34,13 @@ pub use turns::{
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::engine::{Engine, on_engine};
+use super::engine::{Engine, LaneColumn, on_engine};
 use super::json::{ColumnRef, log_unreadable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart};
 use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
+use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::machine::Failure;
 use crate::domain::run::{Lineage, Run, RunCaller, RunRequest, RunStatus};
@@ -350,6 +351,29 @@ pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
     const SQL: &str = concatcp!(SELECT, " where run_id = $1");
     let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
     Ok(read_all(tx, row.into_iter().collect()).await?.pop())
+}
+
+/// A run that is read later in its transaction.
+pub struct LaterRun(LaterRows<RunRow>);
+
+/// Returns the run that made the newest checkpoint of the main agent of a thread, to be read later in the transaction, which must
+/// change neither meanwhile. On SQLite it is read together with other rows.
+pub async fn of_newest_step_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRun> {
+    const SQL: &str = concatcp!(
+        SELECT,
+        " where run_id = (select newest.run_id from checkpoints newest where newest.thread_id = $1 and newest.lane = $2 \
+         order by newest.seq desc limit 1)"
+    );
+    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(Lane::Main));
+    statement.fetch_later().await.map(LaterRun)
+}
+
+impl LaterRun {
+    /// Reads the run.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<Run>> {
+        let row = self.0.fetch_optional(tx).await?;
+        Ok(read_all(tx, row.into_iter().collect()).await?.pop())
+    }
 }
 
 /// A query for runs of a thread.

@@ -14,6 +14,7 @@ use crate::db::blobs::{self, StoredText};
 use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::fold::StateFold;
 use crate::db::json::ColumnRef;
+use crate::db::statement::LaterRows;
 use crate::db::{DbResult, Tx};
 use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -450,6 +451,9 @@ const MAX_CHUNK_BYTES: i64 = 1 << 20;
 /// memory at a time: the state before the oldest checkpoint is folded from the beginning of the lane, the others from
 /// the one before.
 pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visitor: &mut V) -> DbResult<()> {
+    if span.first == span.last {
+        return visit_only(tx, span, with_states, visitor).await;
+    }
     let sizes = sizes(tx, span).await?;
     let is_single = sizes.len() == 1;
     // The states of parents of branches are needed again, so they go into the cache, which is bounded.
@@ -496,6 +500,23 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
             }
         }
         tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+/// Passes the checkpoint of a span of one number to a visitor, if there is one. Its size does not matter: it is read alone.
+async fn visit_only<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visitor: &mut V) -> DbResult<()> {
+    let mut rows = rows_between(tx, span).await?;
+    restore(tx, span.thread, &mut rows).await?;
+    for row in rows {
+        let checkpoint = row.read(span.thread)?;
+        visitor.step(&checkpoint);
+        if with_states {
+            let state = state_at(tx, span.thread, span.lane, checkpoint.entry.id).await?;
+            visitor.state(Some(&*state));
+        } else {
+            visitor.state(None);
+        }
     }
     Ok(())
 }
@@ -664,7 +685,29 @@ pub async fn load_summary(
 
 /// Returns the newest checkpoint of a lane without its writes.
 pub async fn newest_summary(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointSummary>> {
-    Ok(load_summaries(tx, thread, lane, i64::MAX, 1).await?.pop())
+    newest_summary_later(tx, thread, lane).await?.read(tx).await
+}
+
+/// A checkpoint without its writes that is read later in its transaction.
+pub struct LaterSummary(LaterRows<SummaryRow>);
+
+/// Returns the newest checkpoint of a lane without its writes, to be read later in the transaction, which must store nothing in the
+/// lane meanwhile. On SQLite it is read together with other rows.
+pub async fn newest_summary_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterSummary> {
+    const SQL: &str = concatcp!(
+        SELECT_SKETCH,
+        " where thread_id = $1 and lane = $2 order by seq desc limit 1"
+    );
+    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(lane));
+    statement.fetch_later().await.map(LaterSummary)
+}
+
+impl LaterSummary {
+    /// Reads the checkpoint.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<CheckpointSummary>> {
+        let row = self.0.fetch_optional(tx).await?;
+        row.map(CheckpointSummary::try_from).transpose()
+    }
 }
 
 /// Returns up to `limit` checkpoints of a lane with numbers below `before`, newest first, without their writes.
