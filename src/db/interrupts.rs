@@ -16,7 +16,7 @@ use super::engine::Contains;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::sealing::Sealer;
-use super::statement::LaterRows;
+use super::statement::{LaterRows, Statement};
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
@@ -467,6 +467,22 @@ pub async fn resolve(
     settle(tx, thread, id, &Settlement { status, answer, by }, now).await
 }
 
+/// Stores the answer that run `by` brings to a pending interrupt, which the transaction has read after it has locked the thread.
+pub async fn resolve_found(
+    tx: &mut Tx<'_>,
+    found: &InterruptRecord,
+    answer: &Value,
+    by: RunId,
+    now: Timestamp,
+) -> DbResult<()> {
+    save_before(tx, std::slice::from_ref(found), by).await?;
+    let status = InterruptState::Resolved;
+    let by = Some(by);
+    let end = Settlement { status, answer, by };
+    let statement = settle_statement(tx, found.thread, &found.interrupt.id, &end, now).await?;
+    statement.execute_later().await
+}
+
 /// Stores the answer of an interrupt that has expired. Run `by` brings it, unless no run is to continue with it. Returns
 /// false when there is no such pending interrupt.
 pub async fn expire(
@@ -496,27 +512,31 @@ async fn settle(
     end: &Settlement<'_>,
     now: Timestamp,
 ) -> DbResult<bool> {
-    const SQL: &str = "update interrupts set status = $6, resolution = $3, resumed_by = $4, resolved_at = $5 \
-        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
     if let Some(by) = end.by {
         let open = find(tx, thread, id)
             .await?
             .filter(|record| record.status == InterruptState::Pending);
         save_before(tx, open.as_slice(), by).await?;
     }
+    let statement = settle_statement(tx, thread, id, end, now).await?;
+    Ok(statement.execute().await? == 1)
+}
+
+/// Returns the statement that ends a pending interrupt.
+async fn settle_statement<'t, 'c>(
+    tx: &'t mut Tx<'c>,
+    thread: ThreadId,
+    id: &InterruptId,
+    end: &Settlement<'_>,
+    now: Timestamp,
+) -> DbResult<Statement<'t, 'c>> {
+    const SQL: &str = "update interrupts set status = $6, resolution = $3, resumed_by = $4, resolved_at = $5 \
+        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
     let sealer = tx.sealer_of_thread(thread).await?;
     let answer = encode_resolution(&sealer, id, Some(end.answer))?;
-    let resolved = on_engine!(tx, |conn| query(SQL)
-        .bind(thread.0)
-        .bind(id.0.as_str())
-        .bind(answer)
-        .bind(end.by.map(|run| run.0))
-        .bind(now.0)
-        .bind(end.status.word())
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
-    Ok(resolved == 1)
+    let statement = tx.statement(SQL).bind(thread.0).bind(id.0.as_str()).bind(answer);
+    let statement = statement.bind(end.by.map(|run| run.0)).bind(now.0);
+    Ok(statement.bind(end.status.word()))
 }
 
 /// Drops the pending interrupts of a thread except for these.
@@ -631,16 +651,13 @@ async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbR
             ordinal: record.ordinal,
         })?;
         let before = sealer.seal(&cell("before", &record.interrupt.id), before)?;
-        let thread = record.thread.0;
-        let id = record.interrupt.id.0.as_str();
-        on_engine!(tx, |conn| query(SQL)
-            .bind(thread)
-            .bind(id)
+        tx.statement(SQL)
+            .bind(record.thread.0)
+            .bind(record.interrupt.id.0.as_str())
             .bind(before)
             .bind(by.0)
-            .execute(conn)
-            .await
-            .map(drop))?;
+            .execute_later()
+            .await?;
     }
     Ok(())
 }

@@ -417,32 +417,70 @@ pub struct RunBefore {
 /// Returns what a run takes over from the newest run of the main agent on a thread that has begun, or else from the
 /// newest one that waits. Nothing else of that run is read, since its request may be large.
 pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunBefore>> {
+    find_before_later(tx, thread).await?.find(tx).await
+}
+
+/// What a run takes over, to be read later in its transaction.
+pub struct LaterRunBefore {
+    thread: ThreadId,
+    /// The newest run that has begun.
+    begun: LaterRows<BeforeRow>,
+}
+
+#[derive(sqlx::FromRow)]
+struct BeforeRow {
+    run_id: Uuid,
+    queue: String,
+    request: String,
+}
+
+/// Returns the values of [`find_before`], to be read later in the transaction, which must store or change no run of the thread
+/// meanwhile. On SQLite they are read together with other rows.
+pub async fn find_before_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRunBefore> {
     const BEGUN: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
         and status <> 'pending' order by created_at desc, run_id desc limit 1";
+    let begun = tx.statement(BEGUN).bind(thread.0).fetch_later().await?;
+    Ok(LaterRunBefore { thread, begun })
+}
+
+impl LaterRunBefore {
+    /// Reads the values.
+    pub async fn find(self, tx: &mut Tx<'_>) -> DbResult<Option<RunBefore>> {
+        let Self { thread, begun } = self;
+        match begun.fetch_optional(tx).await? {
+            Some(begun) => RunBefore::try_from(begun).map(Some),
+            None => newest_before(tx, thread).await,
+        }
+    }
+}
+
+/// Returns what a run takes over from the newest run of the main agent on a thread.
+async fn newest_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunBefore>> {
     const ANY: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
         order by created_at desc, run_id desc limit 1";
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct OnlyCaller {
-        caller: Option<RunCaller>,
-        trace: Option<RunTrace>,
+    let found: Option<BeforeRow> = tx.statement(ANY).bind(thread.0).fetch_optional().await?;
+    found.map(RunBefore::try_from).transpose()
+}
+
+impl TryFrom<BeforeRow> for RunBefore {
+    type Error = DbError;
+
+    fn try_from(row: BeforeRow) -> DbResult<Self> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct OnlyCaller {
+            caller: Option<RunCaller>,
+            trace: Option<RunTrace>,
+        }
+        // A request that is corrupt names no caller; one whose key is missing here may name one.
+        let request = unless_corrupt(decode_some::<OnlyCaller>(RunId(row.run_id), &row.request))?;
+        let OnlyCaller { caller, trace } = request.unwrap_or_default();
+        Ok(Self {
+            queue: RunQueue::stored(row.queue),
+            caller,
+            trace,
+        })
     }
-    let mut found: Option<(Uuid, String, String)> =
-        on_engine!(tx, |conn| query_as(BEGUN).bind(thread.0).fetch_optional(conn).await)?;
-    if found.is_none() {
-        found = on_engine!(tx, |conn| query_as(ANY).bind(thread.0).fetch_optional(conn).await)?;
-    }
-    let Some((id, queue, request)) = found else {
-        return Ok(None);
-    };
-    // A request that is corrupt names no caller; one whose key is missing here may name one.
-    let request = unless_corrupt(decode_some::<OnlyCaller>(RunId(id), &request))?;
-    let OnlyCaller { caller, trace } = request.unwrap_or_default();
-    Ok(Some(RunBefore {
-        queue: RunQueue::stored(queue),
-        caller,
-        trace,
-    }))
 }
 
 /// Returns the server processes with followers of a run, see [`RunRequest::followers`]. There are none if the run has ended, or

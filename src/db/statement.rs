@@ -189,6 +189,30 @@ impl Statement<'_, '_> {
         Ok(LaterRows { source, row })
     }
 
+    /// Executes the statement and returns the number of rows that it has changed.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn execute(self) -> DbResult<u64> {
+        match self.target {
+            Target::Sqlite { conn, offset } => {
+                let mut changed = 0;
+                let mut steps = conn.send_now(&self.sql, offset);
+                while let Some(step) = steps.try_next().await? {
+                    if let Either::Left(done) = step {
+                        changed += done.rows_affected();
+                    }
+                }
+                Ok(changed)
+            }
+            Target::Postgres { conn, arguments, error } => {
+                encoded(error)?;
+                let done = query_with(AssertSqlSafe(self.sql), arguments).execute(conn).await?;
+                Ok(done.rows_affected())
+            }
+        }
+    }
+
     /// Executes the statement and returns its first row.
     ///
     /// # Errors

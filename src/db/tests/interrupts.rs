@@ -161,15 +161,20 @@ async fn interrupts_raised_together_keep_their_order(db: Db) {
     assert_eq!(read!(db, |tx| interrupts::visible(tx, &wanted)), together);
     // An undone answer leaves the order as it was.
     let by = RunId::mint();
-    let answered = together[3].interrupt.id.clone();
-    write!(db, |tx| interrupts::resolve(
+    let answered = together[3].clone();
+    write!(db, |tx| interrupts::resolve_found(
         tx,
-        thread,
         &answered,
         &json!(1),
         by,
         Timestamp(9)
     ));
+    let resolved = Some(InterruptState::Resolved);
+    let found = read!(db, |tx| interrupts::of_thread(tx, thread, resolved));
+    assert_eq!(
+        found.iter().map(|record| record.resumed_by).collect::<Vec<_>>(),
+        [Some(by)]
+    );
     write!(db, |tx| interrupts::restore(tx, thread, by));
     assert_eq!(read!(db, |tx| interrupts::of_thread(tx, thread, open)), together);
 }
