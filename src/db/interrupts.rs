@@ -404,13 +404,61 @@ pub async fn pending_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Db
 
 /// Returns the runs of a thread that brought answers, each with a run that raised an answered interrupt.
 pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunId, RunId>> {
+    resumed_later(tx, thread).await?.read(tx).await
+}
+
+/// The runs that brought answers, to be read later in their transaction.
+pub struct LaterResumed(LaterRows<(Uuid, Uuid)>);
+
+/// Returns the runs of [`resumed`], to be read later in the transaction, which must answer no interrupt meanwhile. On SQLite they
+/// are read together with other rows.
+pub async fn resumed_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterResumed> {
     const SQL: &str = "select resumed_by, run_id from interrupts where thread_id = $1 and resumed_by is not null \
         order by seq";
-    let rows: Vec<(Uuid, Uuid)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
-    Ok(rows
-        .into_iter()
-        .map(|(by, raised_by)| (RunId(by), RunId(raised_by)))
-        .collect())
+    let statement = tx.statement(SQL).bind(thread.0);
+    statement.fetch_later().await.map(LaterResumed)
+}
+
+impl LaterResumed {
+    /// Reads the runs.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<HashMap<RunId, RunId>> {
+        let rows = self.0.fetch_all(tx).await?;
+        Ok(rows
+            .into_iter()
+            .map(|(by, raised_by)| (RunId(by), RunId(raised_by)))
+            .collect())
+    }
+}
+
+/// The recipient of the answer to an interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recipient {
+    /// The history of the agent that raised the interrupt.
+    pub lane: Lane,
+    /// The run that brought the answer; none if there is none.
+    pub resumed_by: Option<RunId>,
+}
+
+/// The recipient of an answer, to be read later in its transaction.
+pub struct LaterRecipient(LaterRows<(Uuid, Option<Uuid>)>);
+
+/// Returns the recipient of the answer to an interrupt of a thread, to be read later in the transaction, which must answer no
+/// interrupt meanwhile. The question is not read, which may be large. On SQLite it is read together with other rows.
+pub async fn recipient_later(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<LaterRecipient> {
+    const SQL: &str = "select lane, resumed_by from interrupts where thread_id = $1 and interrupt_id = $2";
+    let statement = tx.statement(SQL).bind(thread.0).bind(id.0.as_str());
+    statement.fetch_later().await.map(LaterRecipient)
+}
+
+impl LaterRecipient {
+    /// Reads the recipient; none if there is no such interrupt.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<Recipient>> {
+        let row = self.0.fetch_optional(tx).await?;
+        Ok(row.map(|(lane, by)| Recipient {
+            lane: lane_of(lane),
+            resumed_by: by.map(RunId),
+        }))
+    }
 }
 
 /// Returns the pending interrupts in a scope, oldest first.

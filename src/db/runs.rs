@@ -18,11 +18,13 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 pub use below::{count_waiting, members, successor, tree};
+#[cfg(test)]
+pub use claims::unreported;
 pub use claims::{
-    Claim, EndOfRun, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim, end_fenced, first_seq,
-    held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by, mark_reported, mark_unreported, next_due_at,
-    release, release_all, request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below,
-    stop_children, store_fenced, unreported,
+    Claim, EndOfRun, LaterUnreported, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim,
+    end_fenced, first_seq, held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by, mark_reported,
+    mark_unreported, next_due_at, release, release_all, request_cancel, restore_children, set_child_status,
+    some_pending, some_running, stop_below, stop_children, store_fenced, unreported_later,
 };
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_before_last, begun_by, begun_with, ended_among, latest};
@@ -31,7 +33,7 @@ pub(super) use turns::NO_QUESTION;
 pub use turns::{
     at_work_by_queue, count_of_subject, hold_messages, lock_claims, next_in_queue, try_lock_claims, waiting_queues,
 };
-pub use usage::{set_usage, usage, usages, usages_with_background};
+pub use usage::{LaterUsages, set_usage, usage, usages, usages_later, usages_with_background};
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::engine::{Engine, LaneColumn, on_engine};

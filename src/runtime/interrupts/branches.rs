@@ -144,19 +144,20 @@ pub(in crate::runtime) async fn hold_messages(tx: &mut Tx<'_>, thread: ThreadId)
 }
 
 /// Returns the older checkpoint from which a run continues that answers interrupts of `branch`. None if it continues
-/// from the newest one: `branch` is the newest, or another run has carried its step on meanwhile.
+/// from the `newest` one: `branch` is the newest, or another run has carried its step on meanwhile.
 pub(super) async fn branch_to_continue(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     branch: Option<CheckpointId>,
+    newest: Option<&Head>,
 ) -> DbResult<Option<CheckpointId>> {
-    let Some(branch) = branch else { return Ok(None) };
+    let Some(branch) = branch.filter(|branch| newest.is_none_or(|newest| newest.id != *branch)) else {
+        return Ok(None);
+    };
     let found = db::checkpoints::find_head(tx, thread, branch).await?;
     let waits = found.filter(|found| found.lane == Lane::Main && found.position.has_waited());
     let Some(found) = waits else { return Ok(None) };
-    let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
-    let is_here = match &newest {
-        Some(newest) if newest.id == found.id => true,
+    let is_here = match newest {
         Some(newest) => is_carried_on(tx, thread, &found, newest).await?,
         None => false,
     };

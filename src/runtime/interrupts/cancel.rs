@@ -7,6 +7,7 @@
 
 use super::deliver::{LanePositions, caller_lane};
 use super::{Resolution, continue_thread, lanes_of, pending};
+use crate::db::runs::LaterUnreported;
 use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
@@ -96,7 +97,8 @@ pub(in crate::runtime) async fn report_cancelled(
     at: Timestamp,
 ) -> DbResult<()> {
     let run = &run_context.run;
-    let children = unreported(tx, LanePositions::at(run.thread, None)).await?;
+    let found = db::runs::unreported_later(tx, run.thread).await?;
+    let children = waited_for(tx, LanePositions::at(run.thread, None), found).await?;
     if children.is_empty() {
         return Ok(());
     }
@@ -115,10 +117,14 @@ pub(in crate::runtime) async fn report_cancelled(
     Ok(())
 }
 
-/// Returns the cancelled subagents of a thread whose callers still wait for them.
-pub(super) async fn unreported(tx: &mut Tx<'_>, positions: LanePositions) -> DbResult<Vec<RunId>> {
+/// Returns those of the cancelled subagents of a thread whose callers still wait for them.
+pub(super) async fn waited_for(
+    tx: &mut Tx<'_>,
+    positions: LanePositions,
+    cancelled: LaterUnreported,
+) -> DbResult<Vec<RunId>> {
     let mut unreported = vec![];
-    for child in db::runs::unreported(tx, positions.thread).await? {
+    for child in cancelled.read(tx).await? {
         let caller = caller_lane(tx, child).await?;
         if positions.read(tx, caller).await?.waits_for(child) {
             unreported.push(child);

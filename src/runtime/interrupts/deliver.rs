@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::branches::branch_to_continue;
-use super::cancel::unreported;
+use super::cancel::waited_for;
 use crate::agent::WaitingAgent;
-use crate::db::interrupts::InterruptRecord;
+use crate::db::checkpoints::{Head, LogEnd, LogSummary};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Origin;
@@ -19,28 +19,61 @@ use crate::domain::run::Resume;
 /// Prepares the agents of a thread for run `by`, before it loads them: the callers of cancelled subagents continue,
 /// answers are stored with the agents that wait for them, and all agents above those continue. Repeating it after a
 /// crash changes nothing. An answer goes only to the interrupt for which it was given, not to one that was raised again
-/// since. `branch` is the checkpoint at which the interrupts wait, if that need not be the newest. Returns the older
-/// checkpoint from which the run continues, if it does not continue from the newest.
+/// since. `branch` is the checkpoint at which the interrupts wait, if that need not be the newest.
 pub(in crate::runtime) async fn deliver(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     by: RunId,
     branch: Option<CheckpointId>,
     answers: Option<&Resume>,
-) -> DbResult<Option<CheckpointId>> {
-    let branch = branch_to_continue(tx, thread, branch).await?;
-    let positions = LanePositions::at(thread, branch);
-    for child in unreported(tx, positions).await? {
-        positions.unpark_ancestors(tx, Lane::Child(child), by).await?;
-    }
+) -> DbResult<Delivered> {
+    let log_end = db::checkpoints::log_end_later(tx, thread).await?;
+    let cancelled = db::runs::unreported_later(tx, thread).await?;
+    let mut recipients = vec![];
     for (id, answer) in answers.into_iter().flatten() {
-        let found = db::interrupts::find(tx, thread, id).await?;
-        let Some(record) = found.filter(|record| record.resumed_by == Some(by)) else {
-            continue;
-        };
-        positions.give(tx, &record, answer, by).await?;
+        let recipient = db::interrupts::recipient_later(tx, thread, id).await?;
+        recipients.push((id, answer, recipient));
     }
-    Ok(branch)
+    let LogEnd { summary, newest } = log_end.read(tx).await?;
+    let newest = newest?;
+    let branch = branch_to_continue(tx, thread, branch, newest.as_ref()).await?;
+    let positions = LanePositions::at(thread, branch);
+    let cancelled = waited_for(tx, positions, cancelled).await?;
+    for child in &cancelled {
+        positions.unpark_ancestors(tx, Lane::Child(*child), by).await?;
+    }
+    let mut given = vec![];
+    for (id, answer, recipient) in recipients {
+        let found = recipient.read(tx).await?;
+        let found = found.filter(|found| found.resumed_by == Some(by));
+        given.extend(found.map(|found| (found.lane, id, answer)));
+    }
+    let is_for_newest = branch.is_none() && cancelled.is_empty() && given.iter().all(|(lane, ..)| *lane == Lane::Main);
+    if let Some(newest) = newest.filter(|_| is_for_newest) {
+        let answers: Vec<(&InterruptId, &Value)> = given.iter().map(|(_, id, answer)| (*id, *answer)).collect();
+        let newest = positions.give_to_main(tx, newest, &answers, by).await?;
+        let end = Some(DeliveredEnd { summary, newest });
+        return Ok(Delivered { branch: None, end });
+    }
+    for (lane, id, answer) in given {
+        positions.give(tx, lane, id, answer, by).await?;
+    }
+    Ok(Delivered { branch, end: None })
+}
+
+/// The agents of a thread after what a run brings was delivered.
+pub(in crate::runtime) struct Delivered {
+    /// The older checkpoint from which the run continues, if it does not continue from the newest.
+    pub(in crate::runtime) branch: Option<CheckpointId>,
+    /// The end of the log from which it continues, if nothing but that was changed.
+    pub(in crate::runtime) end: Option<DeliveredEnd>,
+}
+
+/// The end of the log of a thread.
+pub(in crate::runtime) struct DeliveredEnd {
+    pub(in crate::runtime) summary: LogSummary,
+    /// The newest checkpoint of the main agent, with the answers that it has got.
+    pub(in crate::runtime) newest: Head,
 }
 
 /// Returns whether none of these interrupts has the answer of run `by`, which has not begun: the thread went on without
@@ -55,8 +88,9 @@ pub(in crate::runtime) async fn is_late(
         return Ok(false);
     }
     for id in ids {
-        let found = db::interrupts::find(tx, thread, id).await?;
-        if found.is_some_and(|record| record.resumed_by == Some(by)) {
+        let found = db::interrupts::recipient_later(tx, thread, id).await?;
+        let found = found.read(tx).await?;
+        if found.is_some_and(|found| found.resumed_by == Some(by)) {
             return Ok(false);
         }
     }
@@ -133,20 +167,49 @@ impl LanePositions {
         Ok(waiting)
     }
 
-    /// Stores an answer with the agent that waits for it, on behalf of run `by`, and lets the agents above it continue.
+    /// Stores the answer to an interrupt with the agent that waits for it, on behalf of run `by`, and lets the agents above it
+    /// continue.
     pub(super) async fn give(
         self,
         tx: &mut Tx<'_>,
-        record: &InterruptRecord,
+        lane: Lane,
+        id: &InterruptId,
         answer: &Value,
         by: RunId,
     ) -> DbResult<()> {
-        let mut machine = self.read(tx, record.lane).await?;
-        if machine.resolve(&record.interrupt.id, answer.clone()) {
+        let mut machine = self.read(tx, lane).await?;
+        if machine.resolve(id, answer.clone()) {
             self.write(tx, &machine, by).await?;
-            self.unpark_ancestors(tx, record.lane, by).await?;
+            self.unpark_ancestors(tx, lane, by).await?;
         }
         Ok(())
+    }
+
+    /// Stores answers with the main agent like [`Self::give`], at a checkpoint that was read. Returns it with the answers.
+    async fn give_to_main(
+        self,
+        tx: &mut Tx<'_>,
+        head: Head,
+        answers: &[(&InterruptId, &Value)],
+        by: RunId,
+    ) -> DbResult<Head> {
+        let mut machine = Machine {
+            head: Some(head.id),
+            step: Some(head.step),
+            position: head.position,
+            ..Machine::default()
+        };
+        let mut is_changed = false;
+        for (id, answer) in answers {
+            is_changed |= machine.resolve(id, Value::clone(answer));
+        }
+        if is_changed {
+            self.write(tx, &machine, by).await?;
+        }
+        Ok(Head {
+            position: machine.position,
+            ..head
+        })
     }
 
     /// Returns the machine of an agent with its position, without its state.
