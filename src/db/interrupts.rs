@@ -106,6 +106,9 @@ const SELECT: &str = "\
     select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_call_id, status, \
     interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal from interrupts";
 
+/// The statement for the interrupt `$2` on the thread `$1`.
+const FIND: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
+
 #[derive(sqlx::FromRow)]
 struct InterruptRow {
     interrupt_id: String,
@@ -179,6 +182,32 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
 /// [`DbError::Conflict`] when the thread was deleted: by the end of the transaction, see
 /// [`Statement::execute_later`](super::statement::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
+    insert_later(tx, record).await?.save(tx).await
+}
+
+/// The interrupt that another one has replaced, if there was one. It is read later in the transaction.
+pub struct ReplacedInterrupt {
+    /// The run that has raised the other one.
+    by: RunId,
+    rows: LaterRows<InterruptRow>,
+}
+
+impl ReplacedInterrupt {
+    /// Saves the values of the interrupt, so that [`restore`] can bring it back.
+    pub async fn save(self, tx: &mut Tx<'_>) -> DbResult<()> {
+        let row = self.rows.fetch_optional(tx).await?;
+        // An unreadable row is replaced, too.
+        let earlier = unless_corrupt(row.map(InterruptRecord::try_from).transpose())?.flatten();
+        save_before(tx, earlier.as_slice(), self.by).await
+    }
+}
+
+/// Stores an interrupt like [`insert`]. The transaction has to save what it has [replaced](ReplacedInterrupt::save) after that: on
+/// SQLite it can be read together with other rows.
+///
+/// # Errors
+/// As [`insert`].
+pub async fn insert_later(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<ReplacedInterrupt> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
         task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, expires_at) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) \
@@ -189,9 +218,8 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
         resolved_at = excluded.resolved_at, seq = excluded.seq, ordinal = excluded.ordinal, \
         expires_at = excluded.expires_at";
     let id = &record.interrupt.id;
-    // An unreadable row is replaced, too.
-    let earlier = unless_corrupt(find(tx, record.thread, id).await)?.flatten();
-    save_before(tx, earlier.as_slice(), record.run).await?;
+    let earlier = tx.statement(FIND).bind(record.thread.0).bind(id.0.as_str());
+    let rows = earlier.fetch_in_order().await?;
     let sealer = tx.sealer_of_thread(record.thread).await?;
     let interrupt = sealer.encode(&cell("interrupt", id), &record.interrupt)?;
     let resolution = encode_resolution(&sealer, id, record.resolution.as_ref())?;
@@ -215,32 +243,30 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
         .bind(record.expires_at().map(|at| at.0))
         .execute_later()
         .await?;
-    assign(tx, record.thread, id, &record.interrupt.question.approvers).await
+    assign(tx, record.thread, id, &record.interrupt.question.approvers).await?;
+    let by = record.run;
+    Ok(ReplacedInterrupt { by, rows })
 }
 
 /// Stores to whom an interrupt is assigned, in place of those before.
 async fn assign(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId, approvers: &Approvers) -> DbResult<()> {
     const CLEAR: &str = "delete from interrupt_approvers where thread_id = $1 and interrupt_id = $2";
+    const INSERT: &str = "insert into interrupt_approvers (thread_id, interrupt_id, kind, name) values ";
     tx.statement(CLEAR)
         .bind(thread.0)
         .bind(id.0.as_str())
         .execute_later()
         .await?;
-    if approvers.is_empty() {
-        return Ok(());
-    }
-    on_engine!(tx, |conn| {
-        let users = approvers.users.iter().map(|user| ["user", user.as_str()]);
-        let roles = approvers.roles.iter().map(|role| ["role", role.word()]);
-        let mut sql = QueryBuilder::new("insert into interrupt_approvers (thread_id, interrupt_id, kind, name) ");
-        sql.push_values(users.chain(roles), |mut row, [kind, name]| {
-            row.push_bind(thread.0).push_bind(id.0.as_str());
-            row.push_bind(kind).push_bind(name);
-        });
-        sql.push(" on conflict do nothing");
-        sql.build().execute(conn).await.map(drop)
-    })?;
-    Ok(())
+    let users = approvers.users.iter().map(|user| ["user", user.as_str()]);
+    let roles = approvers.roles.iter().map(|role| ["role", role.word()]);
+    let rows: Vec<[&str; 2]> = users.chain(roles).collect();
+    tx.insert_later(INSERT, " on conflict do nothing", 4, rows, |row, [kind, name]| {
+        row.push_bind(thread.0)
+            .push_bind(id.0.as_str())
+            .push_bind(kind)
+            .push_bind(name);
+    })
+    .await
 }
 
 /// Appends the condition that an interrupt is assigned to this caller, on a thread that is not forbidden.
@@ -337,12 +363,8 @@ pub async fn visible(tx: &mut Tx<'_>, wanted: &VisibleInterrupts) -> DbResult<Ve
 
 /// Returns the interrupt with this id on this thread.
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
-    const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
-    let row: Option<InterruptRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(thread.0)
-        .bind(id.0.as_str())
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(FIND).bind(thread.0).bind(id.0.as_str());
+    let row: Option<InterruptRow> = statement.fetch_optional().await?;
     row.map(InterruptRecord::try_from).transpose()
 }
 

@@ -90,15 +90,15 @@ async fn notify_caller(
 }
 
 /// Starts another run after one of the main agent ended waiting, if subagents were cancelled of which it was not
-/// notified.
+/// notified. `cancelled` are the cancelled ones of the thread.
 pub(in crate::runtime) async fn report_cancelled(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
+    cancelled: LaterUnreported,
     at: Timestamp,
 ) -> DbResult<()> {
     let run = &run_context.run;
-    let found = db::runs::unreported_later(tx, run.thread).await?;
-    let children = waited_for(tx, LanePositions::at(run.thread, None), found).await?;
+    let children = waited_for(tx, LanePositions::at(run.thread, None), cancelled).await?;
     if children.is_empty() {
         return Ok(());
     }
