@@ -109,6 +109,19 @@ impl Statement<'_, '_> {
         self
     }
 
+    /// Binds values, and appends them to the text as a list in brackets.
+    pub(super) fn bind_list<'q, V: SqlValue<'q>>(mut self, values: impl Iterator<Item = V>) -> Self {
+        self.sql.to_mut().push('(');
+        for (index, value) in values.enumerate() {
+            self.add(value);
+            let separator = if index == 0 { "" } else { ", " };
+            let number = self.bound;
+            self.sql.to_mut().push_str(&format!("{separator}${number}"));
+        }
+        self.sql.to_mut().push(')');
+        self
+    }
+
     fn add<'q>(&mut self, value: impl SqlValue<'q>) {
         self.bound += 1;
         match &mut self.target {
