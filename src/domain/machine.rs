@@ -374,9 +374,9 @@ impl Machine {
 
     /// Returns the last questions of this asker with their answers. They are kept until the step is done, so that an
     /// asker that runs again after a crash need not ask again.
-    pub fn answers_to(&self, asker: &InterruptSource) -> Vec<(Question, Value)> {
+    pub fn answers_to(&self, asker: &InterruptSource) -> Vec<(Arc<Question>, Value)> {
         let own = |i: &&Interrupt| i.asker == *asker && i.question.kind != QuestionKind::UnknownOutcome;
-        let answered = |i: &Interrupt| Some((Question::clone(&i.question), i.answer.clone()?));
+        let answered = |i: &Interrupt| Some((Arc::clone(&i.question), i.answer.clone()?));
         self.position.asked.iter().filter(own).filter_map(answered).collect()
     }
 

@@ -22,7 +22,7 @@ use crate::domain::background::{Answered, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::identity::Identity;
-use crate::domain::interrupt::{Interrupt, InterruptSource, Question, answered_remotely};
+use crate::domain::interrupt::{Interrupt, InterruptSource, answered_remotely};
 use crate::domain::machine::MODEL;
 use crate::domain::run::{Resume, RunStatus};
 use crate::domain::time::Timestamp;
@@ -124,7 +124,7 @@ impl Interrupts {
             .count();
         let resume = match (pending, &found.interrupt.question.key) {
             (2.., Some(id)) => json!({id: answer}),
-            (_, _) => resume(&[(Question::clone(&found.interrupt.question), answer.clone())]),
+            (_, _) => resume(&[(Arc::clone(&found.interrupt.question), answer.clone())]),
         };
         let order = RemoteRunRequest {
             assistant_id: agent.graph_id.clone().unwrap_or_default(),
