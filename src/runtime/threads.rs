@@ -12,7 +12,7 @@ use super::state_update::{self, History};
 use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError, interrupts, open_interrupts};
 use crate::db::erasure::{ErasedRows, ErasureRequest};
 use crate::db::interrupts::InterruptRecord;
-use crate::db::{self, DbResult};
+use crate::db::{self, DbError, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -165,29 +165,34 @@ impl Threads {
             &new_thread.supersteps,
             self.core.sizes,
         )?;
-        let write = self.core.db.write_once(key, now, shown, move |tx| {
-            Box::pin(async move {
-                if !db::threads::insert(tx, &thread).await? {
-                    return Err(CreateThreadError::Exists(thread.id));
-                }
-                if history.is_empty() {
-                    return Ok(CreatedThread {
-                        thread,
-                        state: None,
+        let id = thread.id;
+        let write = self
+            .core
+            .db
+            .write_once::<_, CreateThreadError, _, _>(key, now, shown, move |tx| {
+                Box::pin(async move {
+                    db::threads::insert_or_fail(tx, &thread).await?;
+                    if history.is_empty() {
+                        return Ok(CreatedThread {
+                            thread,
+                            state: None,
+                            interrupts: vec![],
+                        });
+                    }
+                    history.store(tx, thread.id, now).await?;
+                    let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
+                    let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
+                    Ok(CreatedThread {
+                        thread: stored,
+                        state: machine.head.map(|_| machine.state),
                         interrupts: vec![],
-                    });
-                }
-                history.store(tx, thread.id, now).await?;
-                let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
-                let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
-                Ok(CreatedThread {
-                    thread: stored,
-                    state: machine.head.map(|_| machine.state),
-                    interrupts: vec![],
+                    })
                 })
-            })
-        });
-        write.await
+            });
+        match write.await {
+            Err(CreateThreadError::Write(StateWriteError::Fault(DbError::NoRow))) => Err(CreateThreadError::Exists(id)),
+            created => created,
+        }
     }
 
     /// Copies a thread with the history of its main agent and what waits for answers, once per key. The copy belongs to
