@@ -6,11 +6,11 @@
 //! that the thread has left it waits on (`branches.rs`).
 //!
 //! Every resolution is a [`Resolution`] that a new run brings. The transaction that admits the run stores it in the
-//! rows of the interrupts. The positions of the agents change when the run begins (`deliver.rs`). That step can be
-//! repeated, so a crash in between loses nothing, and a run that is cancelled before it begins leaves the interrupts
-//! open. Such a run begins before all others that are queued on the thread, so that an answer is used once it is
-//! accepted. Only a run that is at work by then, and has not begun to write, may go on without it: the interrupts are
-//! dropped then, and the run with the answer fails.
+//! rows of the interrupts. The positions of the agents change when the run begins (`deliver.rs`): in the same transaction,
+//! if it begins at once and only the main agent has asked. That step can be repeated, so a crash in between loses nothing,
+//! and a run that is cancelled before it begins leaves the interrupts open. Such a run begins before all others that are
+//! queued on the thread, so that an answer is used once it is accepted. Only a run that is at work by then, and has not
+//! begun to write, may go on without it: the interrupts are dropped then, and the run with the answer fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub use branches::open_interrupts;
 pub(super) use approvers::{check_way, goes_around, record_attempt};
 pub(super) use branches::{LaterOpen, can_be_answered, hold_messages, open_at};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
-pub(super) use deliver::{Delivered, DeliveredEnd, deliver, is_late, waiting_agents};
+pub(super) use deliver::{Delivered, DeliveredEnd, Delivery, deliver, is_late, waiting_agents};
 pub(super) use expire::{
     ExpiredInterrupts, drop_for_end, drop_for_input, drop_for_update, drop_of_subagents, resume_expired,
 };

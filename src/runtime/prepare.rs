@@ -6,14 +6,14 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::background;
-use super::interrupts::{self, Delivered, DeliveredEnd};
+use super::interrupts::{self, Delivered, DeliveredEnd, Delivery};
 use super::ledger::BudgetLedger;
 use super::quotas::RunAccount;
 use super::run_context::RunContext;
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::LogEnd;
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbError, DbResult, Tx};
 use crate::definition::builtins::{BACKGROUND, Builtin};
 use crate::domain::background::BudgetScope;
 use crate::domain::event::Fact;
@@ -153,13 +153,19 @@ async fn is_late(run_context: &RunContext) -> DbResult<bool> {
     read.await
 }
 
-/// Loads the machine of a run, applies the request to it and opens the log.
-pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) -> DbResult<ReadyMachine> {
+/// Loads the machine of a run, applies the request to it and opens the log. `continued` is the work that the run continues, if
+/// what the run brings was delivered when it was admitted.
+pub(super) async fn open(
+    run_context: &RunContext,
+    known: Arc<RegisteredAgent>,
+    continued: Option<Box<ContinuedWork>>,
+) -> DbResult<ReadyMachine> {
     let run = &run_context.run;
     let goes_on = (run.attempt > 1 || continues_work(&run.request)) && run.request.compaction.is_none();
-    let ContinuedWork { branch, found, earlier } = match goes_on {
-        true => continue_work(run_context).await?,
-        false => ContinuedWork::default(),
+    let ContinuedWork { branch, found, earlier } = match continued {
+        Some(continued) => *continued,
+        None if goes_on => continue_work(run_context).await?,
+        None => ContinuedWork::default(),
     };
     let found = match found {
         Some(found) => found,
@@ -186,13 +192,45 @@ pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) 
 
 /// The work that a run continues, after what it brings was delivered.
 #[derive(Default)]
-struct ContinuedWork {
+pub(super) struct ContinuedWork {
     /// The older checkpoint from which the run continues, if it does not continue from the newest.
     branch: Option<CheckpointId>,
     /// The state at which it begins, if it was read already.
     found: Option<Found>,
     /// The runs that it continues, if they were read already.
     earlier: Option<EarlierRuns>,
+}
+
+/// Delivers the answers that a run brings in the transaction that admits it for this process, and reads what else it needs, as
+/// far as that is in memory or small. None if the driver of the run has to do that: an agent besides the main one gets something,
+/// the run continues an older checkpoint, or what is stored cannot be read, which ends the run but does not refuse the request.
+pub(super) async fn continue_at_once(tx: &mut Tx<'_>, run: &Run) -> DbResult<Option<Box<ContinuedWork>>> {
+    let Some(command) = run.request.command.as_ref().filter(|command| command.resumes()) else {
+        return Ok(None);
+    };
+    let Some(asked_at) = command.continuation.branch else {
+        return Ok(None);
+    };
+    let resumed = db::interrupts::resumed_later(tx, run.thread).await?;
+    let answers = command.resume.as_ref();
+    let delivery = match Delivery::find(tx, run.thread, run.id, Some(asked_at), answers).await {
+        Ok(delivery) if delivery.is_for_newest() => delivery,
+        Ok(_) => return Ok(None),
+        Err(error) if is_unreadable(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let resumed = resumed.read(tx).await?;
+    let end = delivery.give_to_newest(tx).await?;
+    Ok(Some(Box::new(ContinuedWork {
+        branch: None,
+        found: end.and_then(|end| Found::in_memory(tx, end, run.id)),
+        earlier: Some(EarlierRuns::along(tx, resumed, run.id).await?),
+    })))
+}
+
+/// Returns whether an error is that something stored cannot be read.
+fn is_unreadable(error: &DbError) -> bool {
+    error.is_corrupt() || matches!(error, DbError::Sealed(_))
 }
 
 /// Delivers what a run brings. If it brings answers, and begins for the first time, the same transaction reads what else it needs,

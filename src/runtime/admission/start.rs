@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::target::{LaterResumption, TargetLookup, TargetThread};
+use super::target::{TargetLookup, TargetThread};
 use super::{AdmissionContext, Admitted};
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
@@ -191,8 +191,7 @@ pub(in crate::runtime) async fn decide(
     {
         return Err(StartError::NoCheckpoint(checkpoint));
     }
-    let LaterResumption { before, open } = resumption;
-    let before = find_before(tx, new_run, thread.id, before).await?;
+    let before = find_before(tx, new_run, thread.id, resumption.before).await?;
     let account = account_of(new_run, before.as_ref(), &thread);
     let quotas = &context.core.quotas;
     if !is_continuation(new_run)
@@ -219,7 +218,7 @@ pub(in crate::runtime) async fn decide(
     }
     // The run at work is locked before interrupts, in the order of its commits.
     let displaced = displace(tx, new_run.request.multitask, thread.id).await?;
-    let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight, open).await;
+    let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight, resumption.open).await;
     if let Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) = &settled {
         interrupts::record_attempt(&context.core, &new_run.caller, thread.id, assigned);
     }
@@ -240,6 +239,7 @@ pub(in crate::runtime) async fn decide(
         is_thread_new: is_new,
         claimed,
         first_step: None,
+        continued: None,
         displaced,
     };
     Ok(UnstoredRun {

@@ -27,38 +27,118 @@ pub(in crate::runtime) async fn deliver(
     branch: Option<CheckpointId>,
     answers: Option<&Resume>,
 ) -> DbResult<Delivered> {
-    let log_end = db::checkpoints::log_end_later(tx, thread).await?;
-    let cancelled = db::runs::unreported_later(tx, thread).await?;
-    let mut recipients = vec![];
-    for (id, answer) in answers.into_iter().flatten() {
-        let recipient = db::interrupts::recipient_later(tx, thread, id).await?;
-        recipients.push((id, answer, recipient));
+    let delivery = Delivery::find(tx, thread, by, branch, answers).await?;
+    let branch = delivery.positions.branch;
+    let end = match delivery.is_for_newest() {
+        true => delivery.give_to_newest(tx).await?,
+        false => {
+            delivery.give(tx).await?;
+            None
+        }
+    };
+    Ok(Delivered { branch, end })
+}
+
+/// What a run brings, and the agents for which it is.
+pub(in crate::runtime) struct Delivery<'a> {
+    by: RunId,
+    positions: LanePositions,
+    /// The cancelled subagents whose callers wait for them.
+    cancelled: Vec<RunId>,
+    answers: Vec<AnswerToGive<'a>>,
+    summary: LogSummary,
+    /// The newest checkpoint of the main agent.
+    newest: Option<Head>,
+}
+
+/// An answer with the history of the agent that waits for it.
+struct AnswerToGive<'a> {
+    lane: Lane,
+    id: &'a InterruptId,
+    answer: &'a Value,
+}
+
+impl<'a> Delivery<'a> {
+    /// Looks for those to whom run `by` brings something, as [`deliver`] does. Nothing is changed.
+    pub(in crate::runtime) async fn find(
+        tx: &mut Tx<'_>,
+        thread: ThreadId,
+        by: RunId,
+        branch: Option<CheckpointId>,
+        answers: Option<&'a Resume>,
+    ) -> DbResult<Self> {
+        let log_end = db::checkpoints::log_end_later(tx, thread).await?;
+        let cancelled = db::runs::unreported_later(tx, thread).await?;
+        let mut recipients = vec![];
+        for (id, answer) in answers.into_iter().flatten() {
+            let recipient = db::interrupts::recipient_later(tx, thread, id).await?;
+            recipients.push((id, answer, recipient));
+        }
+        let LogEnd { summary, newest } = log_end.read(tx).await?;
+        let newest = newest?;
+        let branch = branch_to_continue(tx, thread, branch, newest.as_ref()).await?;
+        let positions = LanePositions::at(thread, branch);
+        let cancelled = waited_for(tx, positions, cancelled).await?;
+        let mut answers = vec![];
+        for (id, answer, recipient) in recipients {
+            let found = recipient.read(tx).await?;
+            let found = found.filter(|found| found.resumed_by == Some(by));
+            answers.extend(found.map(|found| AnswerToGive {
+                lane: found.lane,
+                id,
+                answer,
+            }));
+        }
+        Ok(Self {
+            by,
+            positions,
+            cancelled,
+            answers,
+            summary,
+            newest,
+        })
     }
-    let LogEnd { summary, newest } = log_end.read(tx).await?;
-    let newest = newest?;
-    let branch = branch_to_continue(tx, thread, branch, newest.as_ref()).await?;
-    let positions = LanePositions::at(thread, branch);
-    let cancelled = waited_for(tx, positions, cancelled).await?;
-    for child in &cancelled {
-        positions.unpark_ancestors(tx, Lane::Child(*child), by).await?;
+
+    /// Returns whether only the main agent gets something, and the run continues from its newest checkpoint.
+    pub(in crate::runtime) fn is_for_newest(&self) -> bool {
+        let is_for_main = self.answers.iter().all(|given| given.lane == Lane::Main);
+        self.positions.are_newest() && self.cancelled.is_empty() && is_for_main
     }
-    let mut given = vec![];
-    for (id, answer, recipient) in recipients {
-        let found = recipient.read(tx).await?;
-        let found = found.filter(|found| found.resumed_by == Some(by));
-        given.extend(found.map(|found| (found.lane, id, answer)));
+
+    /// Gives the answers to the main agent at its newest checkpoint. Returns the end of the log; none if the log is empty.
+    pub(in crate::runtime) async fn give_to_newest(self, tx: &mut Tx<'_>) -> DbResult<Option<DeliveredEnd>> {
+        let Some(head) = self.newest else { return Ok(None) };
+        let mut machine = Machine {
+            head: Some(head.id),
+            step: Some(head.step),
+            position: head.position,
+            ..Machine::default()
+        };
+        let mut is_changed = false;
+        for given in &self.answers {
+            is_changed |= machine.resolve(given.id, given.answer.clone());
+        }
+        if is_changed {
+            self.positions.write(tx, &machine, self.by).await?;
+        }
+        let newest = Head {
+            position: machine.position,
+            ..head
+        };
+        let summary = self.summary;
+        Ok(Some(DeliveredEnd { summary, newest }))
     }
-    let is_for_newest = branch.is_none() && cancelled.is_empty() && given.iter().all(|(lane, ..)| *lane == Lane::Main);
-    if let Some(newest) = newest.filter(|_| is_for_newest) {
-        let answers: Vec<(&InterruptId, &Value)> = given.iter().map(|(_, id, answer)| (*id, *answer)).collect();
-        let newest = positions.give_to_main(tx, newest, &answers, by).await?;
-        let end = Some(DeliveredEnd { summary, newest });
-        return Ok(Delivered { branch: None, end });
+
+    /// Gives each agent what it gets.
+    async fn give(self, tx: &mut Tx<'_>) -> DbResult<()> {
+        for child in self.cancelled {
+            self.positions.unpark_ancestors(tx, Lane::Child(child), self.by).await?;
+        }
+        for AnswerToGive { lane, id, answer } in self.answers {
+            self.positions.give(tx, lane, id, answer, self.by).await?;
+        }
+        Ok(())
     }
-    for (lane, id, answer) in given {
-        positions.give(tx, lane, id, answer, by).await?;
-    }
-    Ok(Delivered { branch, end: None })
 }
 
 /// The agents of a thread after what a run brings was delivered.
@@ -183,33 +263,6 @@ impl LanePositions {
             self.unpark_ancestors(tx, lane, by).await?;
         }
         Ok(())
-    }
-
-    /// Stores answers with the main agent like [`Self::give`], at a checkpoint that was read. Returns it with the answers.
-    async fn give_to_main(
-        self,
-        tx: &mut Tx<'_>,
-        head: Head,
-        answers: &[(&InterruptId, &Value)],
-        by: RunId,
-    ) -> DbResult<Head> {
-        let mut machine = Machine {
-            head: Some(head.id),
-            step: Some(head.step),
-            position: head.position,
-            ..Machine::default()
-        };
-        let mut is_changed = false;
-        for (id, answer) in answers {
-            is_changed |= machine.resolve(id, Value::clone(answer));
-        }
-        if is_changed {
-            self.write(tx, &machine, by).await?;
-        }
-        Ok(Head {
-            position: machine.position,
-            ..head
-        })
     }
 
     /// Returns the machine of an agent with its position, without its state.
