@@ -166,33 +166,37 @@ impl Threads {
             self.core.sizes,
         )?;
         let id = thread.id;
-        let write = self
-            .core
-            .db
-            .write_once::<_, CreateThreadError, _, _>(key, now, shown, move |tx| {
-                Box::pin(async move {
-                    db::threads::insert_or_fail(tx, &thread).await?;
-                    if history.is_empty() {
-                        return Ok(CreatedThread {
-                            thread,
-                            state: None,
-                            interrupts: vec![],
-                        });
-                    }
-                    history.store(tx, thread.id, now).await?;
-                    let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
-                    let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
-                    Ok(CreatedThread {
-                        thread: stored,
-                        state: machine.head.map(|_| machine.state),
+        let write = self.core.db.write_once(key, now, shown, move |tx| {
+            Box::pin(async move {
+                if history.is_empty() {
+                    db::threads::insert_later(tx, &thread).await?;
+                    return Ok(CreatedThread {
+                        thread,
+                        state: None,
                         interrupts: vec![],
-                    })
+                    });
+                }
+                if !db::threads::insert(tx, &thread).await? {
+                    return Err(CreateThreadError::Exists(thread.id));
+                }
+                history.store(tx, thread.id, now).await?;
+                let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
+                let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
+                Ok(CreatedThread {
+                    thread: stored,
+                    state: machine.head.map(|_| machine.state),
+                    interrupts: vec![],
                 })
-            });
-        match write.await {
-            Err(CreateThreadError::Write(StateWriteError::Fault(DbError::NoRow))) => Err(CreateThreadError::Exists(id)),
-            created => created,
-        }
+            })
+        });
+        write.await.map_err(|error| {
+            // SQLite tells only at the end of the transaction that the id is taken.
+            let is_taken = matches!(error, CreateThreadError::Write(StateWriteError::Fault(DbError::NoRow)));
+            match is_taken {
+                true => CreateThreadError::Exists(id),
+                false => error,
+            }
+        })
     }
 
     /// Copies a thread with the history of its main agent and what waits for answers, once per key. The copy belongs to
