@@ -422,7 +422,7 @@ pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<R
     find_before_later(tx, thread).await?.find(tx).await
 }
 
-/// What a run takes over, to be read later in its transaction.
+/// The values that a run takes over, to be read later in its transaction.
 pub struct LaterRunBefore {
     thread: ThreadId,
     /// The newest run that has begun.

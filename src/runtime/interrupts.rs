@@ -44,7 +44,7 @@ pub use branches::open_interrupts;
 pub(super) use approvers::{check_way, goes_around, record_attempt};
 pub(super) use branches::{LaterOpen, can_be_answered, hold_messages, open_at};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
-pub(super) use deliver::{Delivered, DeliveredEnd, Delivery, deliver, is_late, waiting_agents};
+pub(super) use deliver::{AnswerDelivery, Delivered, DeliveredEnd, deliver, is_late, waiting_agents};
 pub(super) use expire::{
     ExpiredInterrupts, drop_for_end, drop_for_input, drop_for_update, drop_of_subagents, resume_expired,
 };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::background;
-use super::interrupts::{self, Delivered, DeliveredEnd, Delivery};
+use super::interrupts::{self, AnswerDelivery, Delivered, DeliveredEnd};
 use super::ledger::BudgetLedger;
 use super::quotas::RunAccount;
 use super::run_context::RunContext;
@@ -213,7 +213,7 @@ pub(super) async fn continue_at_once(tx: &mut Tx<'_>, run: &Run) -> DbResult<Opt
     };
     let resumed = db::interrupts::resumed_later(tx, run.thread).await?;
     let answers = command.resume.as_ref();
-    let delivery = match Delivery::find(tx, run.thread, run.id, Some(asked_at), answers).await {
+    let delivery = match AnswerDelivery::find(tx, run.thread, run.id, Some(asked_at), answers).await {
         Ok(delivery) if delivery.is_for_newest() => delivery,
         Ok(_) => return Ok(None),
         Err(error) if is_unreadable(&error) => return Ok(None),

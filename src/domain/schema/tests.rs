@@ -192,7 +192,7 @@ fn the_last_schemas_are_compiled_once() {
     let first = compile(0);
     (1..MAX_KEPT).for_each(|number| drop(compile(number)));
     assert!(Arc::ptr_eq(&first, &compile(0)));
-    // It was used after the others, so the second is left out.
+    // The first one was used last, so the second one is left out.
     drop(compile(MAX_KEPT));
     assert!(Arc::ptr_eq(&first, &compile(0)));
     let second = compile(1);

@@ -27,7 +27,7 @@ pub(in crate::runtime) async fn deliver(
     branch: Option<CheckpointId>,
     answers: Option<&Resume>,
 ) -> DbResult<Delivered> {
-    let delivery = Delivery::find(tx, thread, by, branch, answers).await?;
+    let delivery = AnswerDelivery::find(tx, thread, by, branch, answers).await?;
     let branch = delivery.positions.branch;
     let end = match delivery.is_for_newest() {
         true => delivery.give_to_newest(tx).await?,
@@ -39,8 +39,8 @@ pub(in crate::runtime) async fn deliver(
     Ok(Delivered { branch, end })
 }
 
-/// What a run brings, and the agents for which it is.
-pub(in crate::runtime) struct Delivery<'a> {
+/// The answers and cancellations that a run brings, with the agents that wait for them.
+pub(in crate::runtime) struct AnswerDelivery<'a> {
     by: RunId,
     positions: LanePositions,
     /// The cancelled subagents whose callers wait for them.
@@ -58,7 +58,7 @@ struct AnswerToGive<'a> {
     answer: &'a Value,
 }
 
-impl<'a> Delivery<'a> {
+impl<'a> AnswerDelivery<'a> {
     /// Looks for those to whom run `by` brings something, as [`deliver`] does. Nothing is changed.
     pub(in crate::runtime) async fn find(
         tx: &mut Tx<'_>,

@@ -238,7 +238,7 @@ pub(super) async fn write_rows(
     } else if lane != Lane::Main && batch.begins() {
         db::runs::set_child_status(tx, run, RunStatus::Running, None, root, batch.at).await?;
     }
-    // Read last, together with what the end of a run reads.
+    // The rows are there already if a run ends.
     for replaced in replaced {
         replaced.save(tx).await?;
     }
@@ -283,7 +283,7 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
             ThreadStatus::Interrupted
         }
     };
-    // Read after the write to the thread, whose lock is held while subagents are cancelled. On SQLite there is one writer anyway.
+    // They are read after the write to the thread, whose lock is held while subagents are cancelled. SQLite has one writer anyway.
     let cancelled = match end.waits {
         true => Some(db::runs::unreported_later(tx, run_context.run.thread).await?),
         false => None,

@@ -270,7 +270,7 @@ async fn a_question_and_its_answer_take_six_exchanges_with_the_connection_of_sql
         alice.says("one").await;
         let mut end = usize::MAX;
         let mut admission = usize::MAX;
-        // As above.
+        // Reads of other work may be in the log, as above.
         for id in ["m1", "m2", "m3", "m4"] {
             server.log().clear();
             alice.says(script().calls(mail(id, "bob")).says("sent")).await;
