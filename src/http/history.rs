@@ -10,7 +10,7 @@ use super::error::ApiError;
 use super::wire::Object;
 use super::wire::history::{ENVELOPE_BYTES, HistoryEntries, HistoryEntry, HistoryFields};
 use super::wire::state::{HistoryContext, StateView, metadata_of, run_metadata};
-use crate::db::checkpoints::{self, CheckpointSummary, HistoryQuery, Span};
+use crate::db::checkpoints::{self, CheckpointSummary, HistoryQuery, NewestCheckpoint, Span};
 use crate::db::{DbResult, Tx, background, interrupts, off_thread, runs, threads};
 use crate::domain::checkpoint::{self, Lane};
 use crate::domain::filter::MetadataFilter;
@@ -206,6 +206,8 @@ struct HistoryLoader {
     budget: usize,
     /// The metadata of runs that were read. Those of a copied thread belong to the original.
     runs: HashMap<RunId, Option<RunMetadata>>,
+    /// The newest checkpoint, if only that is to be read.
+    newest: Option<NewestCheckpoint>,
     /// The run of the newest checkpoint, if it was read together with that.
     newest_run: Option<Run>,
 }
@@ -245,7 +247,7 @@ struct ThreadRows {
 
 /// The newest step of a main agent that is read later.
 struct NewestStep {
-    summary: checkpoints::LaterSummary,
+    checkpoint: checkpoints::LaterNewest,
     /// The run that made it.
     run: runs::LaterRun,
 }
@@ -280,6 +282,7 @@ impl WantedHistory {
             fields: self.fields,
             budget: self.budget,
             runs: HashMap::new(),
+            newest: None,
             newest_run: None,
         };
         let loaded = loader.load(tx, self.slice, rows).await?;
@@ -293,7 +296,7 @@ impl WantedHistory {
             visibility: background::visibility_later(tx, thread).await?,
             newest: match is_newest {
                 true => Some(NewestStep {
-                    summary: checkpoints::newest_summary_later(tx, thread, Lane::Main).await?,
+                    checkpoint: checkpoints::newest_later(tx, thread, Lane::Main).await?,
                     run: runs::of_newest_step_later(tx, thread).await?,
                 }),
                 false => None,
@@ -333,7 +336,7 @@ impl HistoryLoader {
                     .collect(),
                 false,
             ),
-            HistorySlice::Newest => (self.newest(tx, lane, newest).await?.into_iter().collect(), false),
+            HistorySlice::Newest => (self.read_newest(tx, lane, newest).await?.into_iter().collect(), false),
             HistorySlice::History { query, only, filter } => {
                 let agent = child
                     .as_ref()
@@ -391,16 +394,17 @@ impl HistoryLoader {
     }
 
     /// The newest checkpoint of a lane. `rows` are those of the main agent, if they are to be read already.
-    async fn newest(
+    async fn read_newest(
         &mut self,
         tx: &mut Tx<'_>,
         lane: Lane,
         rows: Option<NewestStep>,
     ) -> DbResult<Option<CheckpointSummary>> {
-        let Some(NewestStep { summary, run }) = rows else {
+        let Some(NewestStep { checkpoint, run }) = rows else {
             return checkpoints::newest_summary(tx, self.thread.id, lane).await;
         };
-        let newest = summary.read(tx).await?;
+        self.newest = checkpoint.read(tx).await?;
+        let newest = self.newest.as_ref().map(|newest| newest.summary);
         if let Some(id) = newest.and_then(|newest| newest.run) {
             self.newest_run = run.read(tx).await?;
             let run_notes = self.newest_run.as_ref().map(RunMetadata::of);
@@ -439,7 +443,7 @@ impl HistoryLoader {
     /// Reads the requested fields of the checkpoints, newest first. `next` is the step after the newest one, if it is
     /// requested and exists.
     async fn entries(
-        &self,
+        &mut self,
         tx: &mut Tx<'_>,
         lane: Lane,
         summaries: Vec<CheckpointSummary>,
@@ -464,7 +468,10 @@ impl HistoryLoader {
                 first: oldest.seq,
                 last: newest.seq,
             };
-            checkpoints::walk(tx, span, self.fields.values, &mut entries).await?;
+            match self.newest.take() {
+                Some(newest) => newest.visit(tx, self.fields.values, &mut entries).await?,
+                None => checkpoints::walk(tx, span, self.fields.values, &mut entries).await?,
+            }
         } else {
             summaries.iter().rev().for_each(|summary| entries.add(*summary));
         }

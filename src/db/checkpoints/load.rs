@@ -336,6 +336,20 @@ struct CheckpointRow {
 }
 
 impl CheckpointRow {
+    /// Returns the metadata of the checkpoint.
+    fn summary(&self) -> DbResult<CheckpointSummary> {
+        CheckpointSummary::try_from(SummaryRow {
+            checkpoint_id: self.checkpoint_id,
+            seq: self.seq,
+            segment: self.segment,
+            parent_id: self.parent_id,
+            step: self.step,
+            source: self.source.clone(),
+            run_id: self.run_id,
+            created_at: self.created_at,
+        })
+    }
+
     /// Decodes the checkpoint, with an empty state.
     fn read(self, thread: ThreadId) -> DbResult<Checkpoint> {
         let cell = ColumnRef {
@@ -506,19 +520,76 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
 
 /// Passes the checkpoint of a span of one number to a visitor, if there is one. Its size does not matter: it is read alone.
 async fn visit_only<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visitor: &mut V) -> DbResult<()> {
-    let mut rows = rows_between(tx, span).await?;
-    restore(tx, span.thread, &mut rows).await?;
-    for row in rows {
-        let checkpoint = row.read(span.thread)?;
-        visitor.step(&checkpoint);
-        if with_states {
-            let state = state_at(tx, span.thread, span.lane, checkpoint.entry.id).await?;
-            visitor.state(Some(&*state));
-        } else {
-            visitor.state(None);
-        }
+    for row in rows_between(tx, span).await? {
+        visit_row(tx, span.thread, row, with_states, visitor).await?;
     }
     Ok(())
+}
+
+/// Passes one checkpoint to a visitor.
+async fn visit_row<V: Visit>(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    mut row: CheckpointRow,
+    with_states: bool,
+    visitor: &mut V,
+) -> DbResult<()> {
+    restore(tx, thread, std::slice::from_mut(&mut row)).await?;
+    let checkpoint = row.read(thread)?;
+    visitor.step(&checkpoint);
+    if with_states {
+        let state = state_at(tx, thread, checkpoint.lane, checkpoint.entry.id).await?;
+        visitor.state(Some(&*state));
+    } else {
+        visitor.state(None);
+    }
+    Ok(())
+}
+
+/// The newest checkpoint of a lane that is read later in its transaction.
+pub struct LaterNewest {
+    thread: ThreadId,
+    rows: LaterRows<CheckpointRow>,
+}
+
+/// The newest checkpoint of a lane, as it is stored.
+pub struct NewestCheckpoint {
+    thread: ThreadId,
+    row: CheckpointRow,
+    /// Its metadata.
+    pub summary: CheckpointSummary,
+}
+
+/// Returns the newest checkpoint of a lane, to be read later in the transaction, which must store nothing in the lane meanwhile. On
+/// SQLite it is read together with other rows.
+pub async fn newest_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterNewest> {
+    const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and lane = $2 order by seq desc limit 1");
+    let rows = tx
+        .statement(SQL)
+        .bind(thread.0)
+        .bind(LaneColumn(lane))
+        .fetch_later()
+        .await?;
+    Ok(LaterNewest { thread, rows })
+}
+
+impl LaterNewest {
+    /// Reads the checkpoint.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<NewestCheckpoint>> {
+        let Self { thread, rows } = self;
+        let Some(row) = rows.fetch_optional(tx).await? else {
+            return Ok(None);
+        };
+        let summary = row.summary()?;
+        Ok(Some(NewestCheckpoint { thread, row, summary }))
+    }
+}
+
+impl NewestCheckpoint {
+    /// Passes the checkpoint to a visitor, like [`walk`].
+    pub async fn visit<V: Visit>(self, tx: &mut Tx<'_>, with_states: bool, visitor: &mut V) -> DbResult<()> {
+        visit_row(tx, self.thread, self.row, with_states, visitor).await
+    }
 }
 
 /// Returns the number of rows in the next chunk: at least one, if there are any.
