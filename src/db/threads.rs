@@ -166,8 +166,16 @@ pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
     lock_later(tx, id).await?.lock(tx).await
 }
 
-/// A thread that is locked later in its transaction.
+/// A thread that is read or locked later in its transaction.
 pub struct LaterThread(LaterRows<ThreadRow>);
+
+/// Returns the thread with this id, to be read later in the transaction, which must not change it meanwhile. On SQLite it is read
+/// together with other rows.
+pub async fn find_later(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<LaterThread> {
+    const SQL: &str = concatcp!(SELECT, " where thread_id = $1");
+    let found = tx.statement(SQL).bind(id.0).fetch_later().await?;
+    Ok(LaterThread(found))
+}
 
 /// Returns the thread with this id, to be locked later in the transaction, which must not change it meanwhile. On SQLite it is
 /// read together with other rows.
@@ -180,10 +188,15 @@ pub async fn lock_later(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<LaterThread> 
 }
 
 impl LaterThread {
-    /// Locks the thread like [`lock`], and returns it.
-    pub async fn lock(self, tx: &mut Tx<'_>) -> DbResult<Option<Thread>> {
+    /// Reads the thread of [`find_later`].
+    pub async fn find(self, tx: &mut Tx<'_>) -> DbResult<Option<Thread>> {
         let found = self.0.fetch_optional(tx).await?;
         Ok(found.map(Thread::from))
+    }
+
+    /// Locks the thread of [`lock_later`] like [`lock`], and returns it.
+    pub async fn lock(self, tx: &mut Tx<'_>) -> DbResult<Option<Thread>> {
+        self.find(tx).await
     }
 }
 

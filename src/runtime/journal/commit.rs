@@ -257,8 +257,9 @@ pub(super) async fn write_rows(
     if let Some(used) = batch.used.as_ref().filter(|_| lane != Lane::Main) {
         db::runs::set_usage(tx, run, used, root).await?;
     }
+    let mut replaced = Vec::with_capacity(batch.asked.len());
     for asked in &batch.asked {
-        db::interrupts::insert(tx, asked).await?;
+        replaced.push(db::interrupts::insert_later(tx, asked).await?);
     }
     for change in &batch.items {
         db::items::change(tx, &run_context.ownership, change, at).await?;
@@ -278,6 +279,10 @@ pub(super) async fn write_rows(
         }
     } else if lane != Lane::Main && batch.begins() {
         db::runs::set_child_status(tx, run, RunStatus::Running, None, root, batch.at).await?;
+    }
+    // The rows are there already if a run ends.
+    for replaced in replaced {
+        replaced.save(tx).await?;
     }
     Ok(())
 }
@@ -320,17 +325,20 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
             ThreadStatus::Interrupted
         }
     };
+    // They are read after the write to the thread, whose lock is held while subagents are cancelled. SQLite has one writer anyway.
+    let cancelled = match end.waits {
+        true => Some(db::runs::unreported_later(tx, run_context.run.thread).await?),
+        false => None,
+    };
     let run = &run_context.run;
     let error = end.error.clone();
     match end.looks_for_messages {
         true => admission::leave_thread(tx, run, status, error, at).await?,
         false => admission::leave_thread_without_messages(tx, run, status, error, at).await?,
     }
-    // This follows the write to the thread, whose lock is held while subagents are cancelled.
-    if end.waits {
-        interrupts::report_cancelled(tx, run_context, at).await
-    } else {
-        Ok(())
+    match cancelled {
+        Some(cancelled) => interrupts::report_cancelled(tx, run_context, cancelled, at).await,
+        None => Ok(()),
     }
 }
 

@@ -293,3 +293,38 @@ async fn the_subagents_of_one_answer_begin_in_one_transaction_on_postgres(server
     let together = format!("select count(distinct xmin::text) {inputs}");
     assert_eq!(server.number_in_database(&together).await, 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_and_its_answer_take_six_exchanges_with_the_connection_of_sqlite() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+        let alice = server.human("agent").await;
+        alice.says("one").await;
+        let mut end = usize::MAX;
+        let mut admission = usize::MAX;
+        // Reads of other work may be in the log, as above.
+        for id in ["m1", "m2", "m3", "m4"] {
+            server.log().clear();
+            alice.says(script().calls(mail(id, "bob")).says("sent")).await;
+            let of_end = || exchanges_of(&server.log().text(), "update threads set status = case");
+            eventually(async || of_end().is_some()).await;
+            end = end.min(of_end().expect("it is in the log"));
+            let question = alice.question().await;
+            server.log().clear();
+            alice.approves(&question).await.finishes().await;
+            let of_admission = || exchanges_of(&server.log().text(), "insert into runs");
+            eventually(async || of_admission().is_some()).await;
+            admission = admission.min(of_admission().expect("it is in the log"));
+            assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: sent"));
+        }
+        assert_eq!(
+            end, 2,
+            "what is stored, with what is read of subagents that were cancelled, and the commit"
+        );
+        assert_eq!(
+            admission, 4,
+            "what is read, what is stored with where the thread waits, the position with what was used, and the commit"
+        );
+    })
+    .await;
+}
