@@ -380,36 +380,37 @@ impl Loop<'_> {
             .into_iter()
             .map(|(at, child)| self.child_cancellation(at, child))
             .collect();
+        // The results that are there at the same time are stored together, and so are the delegations.
+        let mut delegations = vec![];
+        let mut ready = None;
         loop {
-            let next = tokio::select! {
-                biased;
-                Some(event) = self.scope.progress.recv() => {
-                    self.commit_progress(machine, pending, event).await?;
-                    continue;
+            let next = if ready.is_some() {
+                ready.take()
+            } else {
+                tokio::select! {
+                    biased;
+                    Some(event) = self.scope.progress.recv() => {
+                        self.commit_progress(machine, pending, event).await?;
+                        continue;
+                    }
+                    Some((at, child, cancelled)) = parked.next(), if !running.is_empty() => {
+                        cancelled?;
+                        let work = self.resume_child(machine, at, child).await?;
+                        // Stored before the child runs: its end removes the mark by which a later run would find that it
+                        // was cancelled. Without this position, a process that dies in between leaves a caller that waits
+                        // for nothing.
+                        self.journal.commit(machine, std::mem::take(pending)).await?;
+                        running.push(work);
+                        continue;
+                    }
+                    next = running.next() => next,
                 }
-                Some((at, child, cancelled)) = parked.next(), if !running.is_empty() => {
-                    cancelled?;
-                    let work = self.resume_child(machine, at, child).await?;
-                    // Stored before the child runs: its end removes the mark by which a later run would find that it
-                    // was cancelled. Without this position, a process that dies in between leaves a caller that waits
-                    // for nothing.
-                    self.journal.commit(machine, std::mem::take(pending)).await?;
-                    running.push(work);
-                    continue;
-                }
-                next = running.next() => next,
             };
             // Progress that the call reported before it returned.
             self.record_pending_progress(pending);
             let Some((at, result)) = next else { break };
             match result {
-                CallResult::Returned(Ok(CallOutcome::Delegate(delegation))) => {
-                    self.flush(machine, pending).await?;
-                    match self.delegate(machine, at, delegation).await? {
-                        Some(child) => running.push(child),
-                        None => self.record_refused_delegation(machine, at),
-                    }
-                }
+                CallResult::Returned(Ok(CallOutcome::Delegate(delegation))) => delegations.push((at, delegation)),
                 CallResult::Returned(Ok(CallOutcome::Answer(answer)))
                 | CallResult::Child(Ok(ChildResult::Answer(answer))) => {
                     self.receive(machine, pending, at, answer);
@@ -432,14 +433,55 @@ impl Loop<'_> {
                     pending.push(PendingWrite::asked(machine, questions));
                 }
                 CallResult::Child(Err(ExitReason::Cancelled)) => outcome.stopped = true,
-                CallResult::Child(Err(stop)) => return Err(stop.into()),
+                CallResult::Child(Err(stop)) => {
+                    // The results that came with it.
+                    self.flush(machine, pending).await?;
+                    return Err(stop.into());
+                }
             }
             self.publish_answer(machine, pending, at, running.is_empty());
+            ready = running.next().now_or_never().flatten();
+            if ready.is_some() {
+                continue;
+            }
+            if !delegations.is_empty() {
+                let calls: Vec<usize> = delegations.iter().map(|(at, _)| *at).collect();
+                let delegations = std::mem::take(&mut delegations);
+                running.extend(Box::pin(self.delegate_all(machine, pending, delegations)).await?);
+                for at in calls {
+                    self.publish_answer(machine, pending, at, running.is_empty());
+                }
+            }
             if !running.is_empty() {
-                self.flush(machine, pending).await?;
+                ready = self.flush_beside(machine, pending, &mut running).await?;
             }
         }
         Ok(outcome)
+    }
+
+    /// Commits the pending writes while the calls go on: a subagent does not wait for a commit of its caller. Returns a result that
+    /// has arrived meanwhile.
+    async fn flush_beside(
+        &self,
+        machine: &Machine,
+        pending: &mut PendingWrites,
+        running: &mut Running<'_>,
+    ) -> Result<Option<(usize, CallResult)>, ExitReason> {
+        let mut ready = None;
+        if pending.is_empty() {
+            return Ok(ready);
+        }
+        let mut commit = self.journal.commit(machine, std::mem::take(pending));
+        loop {
+            tokio::select! {
+                biased;
+                stored = &mut commit => {
+                    stored?;
+                    return Ok(ready);
+                }
+                next = running.next(), if ready.is_none() && !running.is_empty() => ready = next,
+            }
+        }
     }
 
     /// Passes a result through the middleware and records it. Store items of the result are written in the same

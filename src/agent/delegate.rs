@@ -8,7 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::assemble::RegisteredAgent;
 use super::calls::{CallResult, record_answer};
-use super::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
+use super::driver::PendingWrites;
+use super::journal::{Child, ChildAdmission, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite};
 use super::subagent_registry::ReferencedAgent;
 use super::{Agent, Breakpoints, Loop, LoopOutcome};
 use crate::definition::form_problem;
@@ -40,13 +41,63 @@ pub(super) enum ChildResult {
 }
 
 impl Loop<'_> {
-    /// Starts a child run for the call at `at`. If a limit forbids it, the call is answered with the reason.
-    pub(super) async fn delegate<'a>(
+    /// Starts child runs for these calls, and stores the pending writes with them. If a limit forbids one, its call is answered
+    /// with the reason.
+    pub(super) async fn delegate_all<'a>(
         &'a self,
+        machine: &mut Machine,
+        pending: &mut PendingWrites,
+        delegations: Vec<(usize, Delegation)>,
+    ) -> Result<Vec<BoxFuture<'a, (usize, CallResult)>>, ExitReason> {
+        let mut planned = Vec::with_capacity(delegations.len());
+        for (at, delegation) in delegations {
+            match self.plan_delegation(machine, at, delegation).await? {
+                Some(plan) => planned.push((plan, machine.call_status(at).cloned())),
+                None => self.record_refused_delegation(machine, at),
+            }
+        }
+        if planned.is_empty() {
+            return Ok(vec![]);
+        }
+        planned.iter().for_each(|(plan, _)| plan.mark_delegated(machine));
+        let requests = planned
+            .iter()
+            .map(|(plan, _)| (plan.request.clone(), self.start_of_child(machine, plan)))
+            .collect();
+        let mut started = Vec::with_capacity(planned.len());
+        if let Some(children) = self.journal.new_children(machine, pending.clone(), requests).await? {
+            pending.clear();
+            for ((plan, _), child) in planned.into_iter().zip(children) {
+                started.push(self.begin_child(machine, plan, child).await?);
+            }
+            return Ok(started);
+        }
+        // A call that is refused must not be stored as delegated, so one begins after the other.
+        for (plan, before) in &planned {
+            machine.set_call_status(plan.at, before.clone().unwrap_or(CallStatus::Ready));
+        }
+        self.flush(machine, pending).await?;
+        for (plan, _) in planned {
+            plan.mark_delegated(machine);
+            match self.journal.child(machine, plan.request.clone()).await? {
+                ChildAdmission::Admitted(child) => started.push(self.begin_child(machine, plan, *child).await?),
+                ChildAdmission::Refused(reason) => {
+                    self.scope.budget.child_done();
+                    record_answer(machine, plan.at, ToolOutput::error(&plan.call, reason));
+                    self.record_refused_delegation(machine, plan.at);
+                }
+            }
+        }
+        Ok(started)
+    }
+
+    /// Plans a child run for the call at `at`. If a limit forbids it, the call is answered with the reason.
+    async fn plan_delegation(
+        &self,
         machine: &mut Machine,
         at: usize,
         delegation: Delegation,
-    ) -> Result<Option<BoxFuture<'a, (usize, CallResult)>>, ExitReason> {
+    ) -> Result<Option<PlannedDelegation>, ExitReason> {
         let Some(call) = machine.call(at) else {
             return Ok(None);
         };
@@ -71,46 +122,74 @@ impl Loop<'_> {
             return Ok(None);
         }
         let task = then.task(machine.call_task(at), machine.delegations(at).len());
-        let id = RunId::of_child(task);
         let lineage = self.lineage_of_child(task, &call, delegation.subagent);
-        let graph_id = resolved.graph_id().map(str::to_owned);
         let order = DelegatedTask {
             display_text: resolved.display_text().map(str::to_owned),
             ..delegation.order
         };
-        let url = resolved.url().map(str::to_owned);
         let request = NewChildRun {
-            id,
-            lineage: lineage.clone(),
+            id: RunId::of_child(task),
+            lineage,
             order,
             max_depth: self.max_child_depth(),
-            graph_id,
-            url,
+            graph_id: resolved.graph_id().map(str::to_owned),
+            url: resolved.url().map(str::to_owned),
         };
-        machine.set_call_status(
+        Ok(Some(PlannedDelegation {
             at,
-            CallStatus::Delegated {
-                child: id,
-                parked: false,
-            },
-        );
-        match self.journal.child(machine, request).await? {
-            ChildAdmission::Admitted(child) => {
-                let subagent = self
-                    .subagent(resolved, &child.order, child.known.as_ref(), lineage.depth)
-                    .ok_or_else(|| lost_part("definition"))?;
-                let child = subagent.with_input(*child, &machine.state_for_child(at));
-                let place = self.place_of_child(machine, at, lineage);
-                self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
-                    .await?;
-                Ok(Some(self.run_child(at, call, subagent, place, child)))
-            }
-            ChildAdmission::Refused(reason) => {
-                self.scope.budget.child_done();
-                record_answer(machine, at, ToolOutput::error(&call, reason));
-                Ok(None)
-            }
+            call,
+            resolved,
+            request,
+        }))
+    }
+
+    /// Returns the start of a child run, if it can be stored with the run: what follows is a step of its own. None for an agent
+    /// that is registered itself, whose definition is known only after the admission, and for a program, which stores its
+    /// start when it is called.
+    fn start_of_child(&self, machine: &Machine, plan: &PlannedDelegation) -> Option<ChildStart> {
+        let PlannedDelegation { resolved, request, .. } = plan;
+        let is_known = match resolved {
+            ResolvedSubagent::OfParent(agent) => agent.program().is_none(),
+            ResolvedSubagent::Registered(_) => false,
+        };
+        if !is_known {
+            return None;
         }
+        let subagent = self.subagent(resolved.clone(), &request.order, None, request.lineage.depth)?;
+        let input = subagent.input(&request.order, &machine.state_for_child(plan.at));
+        let mut machine = Machine::default();
+        let pending = start_of(&mut machine, &subagent.plan(self.scope.step_limit), input.clone());
+        Some(ChildStart {
+            machine,
+            input,
+            pending,
+        })
+    }
+
+    /// Returns the work of a child run that was admitted.
+    async fn begin_child<'a>(
+        &'a self,
+        machine: &Machine,
+        plan: PlannedDelegation,
+        child: Child,
+    ) -> Result<BoxFuture<'a, (usize, CallResult)>, ExitReason> {
+        let PlannedDelegation {
+            at,
+            call,
+            resolved,
+            request: NewChildRun { lineage, .. },
+        } = plan;
+        let subagent = self
+            .subagent(resolved, &child.order, child.known.as_ref(), lineage.depth)
+            .ok_or_else(|| lost_part("definition"))?;
+        let child = subagent.with_input(child, &machine.state_for_child(at));
+        let place = self.place_of_child(machine, at, lineage);
+        // Nothing was changed yet by one that has just begun.
+        if !child.is_begun {
+            self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
+                .await?;
+        }
+        Ok(self.run_child(at, call, subagent, place, child))
     }
 
     /// Counts a child run against the limits, for every way to start one. Returns the text for the model if a limit
@@ -354,6 +433,7 @@ impl Loop<'_> {
             stop,
             meter,
             input,
+            is_begun,
             journal,
             order,
             known: _,
@@ -364,7 +444,7 @@ impl Loop<'_> {
             (Phase::Ended, None) => LoopOutcome::Done,
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = self.loop_of_child(subagent, place, journal.as_ref(), stop, meter);
-                self.drive_below(&below, &mut machine, &input).await?
+                self.drive_below(&below, &mut machine, &input, is_begun).await?
             }
         };
         if !matches!(outcome, LoopOutcome::Parked(_)) {
@@ -380,25 +460,25 @@ impl Loop<'_> {
     }
 
     /// Drives the loop of a child until it ends or waits. If only the child was cancelled, it ends here, and its
-    /// caller continues.
+    /// caller continues. `is_begun` says that its start is stored.
     async fn drive_below(
         &self,
         below: &Loop<'_>,
         machine: &mut Machine,
         input: &Update,
+        is_begun: bool,
     ) -> Result<LoopOutcome, ExitReason> {
-        let begun = machine.head.is_some();
-        let mut pending = vec![PendingWrite::Fact(Fact::Started {
-            base: machine.head,
-            carried_from: machine.position.carried_from,
-            attempt: 1,
-            resumed: begun,
-            calls: vec![],
-        })];
-        if !begun {
-            let ids = [CheckpointId::mint(), CheckpointId::mint()];
-            pending.extend(PendingWrite::input(machine, &below.plan, input.clone(), ids));
-        }
+        let mut pending = match (is_begun, machine.head) {
+            (true, _) => vec![],
+            (false, None) => start_of(machine, &below.plan, input.clone()),
+            (false, Some(head)) => vec![PendingWrite::Fact(Fact::Started {
+                base: Some(head),
+                carried_from: machine.position.carried_from,
+                attempt: 1,
+                resumed: true,
+                calls: vec![],
+            })],
+        };
         let is_alone =
             || below.scope.stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
         let driven = if is_alone() {
@@ -599,7 +679,24 @@ impl Loop<'_> {
     }
 }
 
+/// A delegation whose child run is to be admitted.
+struct PlannedDelegation {
+    at: usize,
+    call: ToolCall,
+    resolved: ResolvedSubagent,
+    request: NewChildRun,
+}
+
+impl PlannedDelegation {
+    /// Records that the call is delegated.
+    fn mark_delegated(&self, machine: &mut Machine) {
+        let child = self.request.id;
+        machine.set_call_status(self.at, CallStatus::Delegated { child, parked: false });
+    }
+}
+
 /// The origin of a subagent's definition.
+#[derive(Clone)]
 enum ResolvedSubagent {
     /// The definition is part of the parent's.
     OfParent(Arc<Agent>),
@@ -659,12 +756,20 @@ impl Subagent {
         }
     }
 
-    /// Gives the child its input: the shared fields and one human message. An agent on another server receives only
-    /// the message.
+    /// Gives the child its input, unless it has one.
     fn with_input(&self, child: Child, parent: &State) -> Child {
         if child.input.is_some() {
             return child;
         }
+        Child {
+            input: Some(self.input(&child.order, parent)),
+            ..child
+        }
+    }
+
+    /// Returns the input for a task: the shared fields and one human message. An agent on another server receives only the
+    /// message.
+    fn input(&self, task: &DelegatedTask, parent: &State) -> Update {
         let shared = || self.agent.shares.of(parent.for_subagent());
         let mut input = if self.agent.remote().is_some() {
             Update::none()
@@ -674,7 +779,7 @@ impl Subagent {
         if self.is_external {
             input.fields.retain(|name, _| self.agent.declared.has(name));
         }
-        let mut order = child.order.description.clone();
+        let mut order = task.description.clone();
         if self.agent.is_fork {
             order = format!(
                 "You are the subagent `{}` now. {FORK_PREAMBLE}\n\n{order}",
@@ -695,16 +800,28 @@ impl Subagent {
         input.messages.extend_from_slice(&self.agent.initial);
         input
             .messages
-            .extend(child.order.initial_messages.iter().cloned().map(Arc::new));
+            .extend(task.initial_messages.iter().cloned().map(Arc::new));
         input.messages.push(Arc::new(Message::human(order)));
-        if let Some(prompt) = &child.order.system_prompt {
+        if let Some(prompt) = &task.system_prompt {
             input.fields.insert(DELEGATED_PROMPT.to_owned(), prompt.clone().into());
         }
-        Child {
-            input: Some(super::driver::with_ids(input)),
-            ..child
-        }
+        super::driver::with_ids(input)
     }
+}
+
+/// Gives a new `machine` its input. Returns the writes of its start.
+fn start_of(machine: &mut Machine, plan: &Plan, input: Update) -> PendingWrites {
+    let started = Fact::Started {
+        base: machine.head,
+        carried_from: machine.position.carried_from,
+        attempt: 1,
+        resumed: false,
+        calls: vec![],
+    };
+    let mut pending = vec![PendingWrite::Fact(started)];
+    let ids = [CheckpointId::mint(), CheckpointId::mint()];
+    pending.extend(PendingWrite::input(machine, plan, input, ids));
+    pending
 }
 
 /// Returns the text for the delegating model if the task's instructions cannot be used.

@@ -51,6 +51,19 @@ pub trait Journal: Send + Sync {
         request: NewChildRun,
     ) -> BoxFuture<'a, Result<ChildAdmission, ExitReason>>;
 
+    /// Stores `pending` like [`Journal::commit`] and creates child runs with their starts, in one transaction. `parent` already
+    /// records that their calls are delegated. None if one of them exists, or a limit forbids it: then nothing is stored, and they are to be
+    /// requested by [`Journal::child`].
+    ///
+    /// # Errors
+    /// As [`Journal::commit`].
+    fn new_children<'a>(
+        &'a self,
+        parent: &'a Machine,
+        pending: Vec<PendingWrite>,
+        requests: Vec<(NewChildRun, Option<ChildStart>)>,
+    ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>>;
+
     /// Returns the run that this journal belongs to.
     fn run(&self) -> RunId;
 
@@ -178,6 +191,17 @@ impl NewChildRun {
     }
 }
 
+/// The start of a child run that is stored when the run is created.
+#[derive(Debug)]
+pub struct ChildStart {
+    /// The machine, which has its input.
+    pub machine: Machine,
+    /// The input.
+    pub input: Update,
+    /// The writes: facts and steps.
+    pub pending: Vec<PendingWrite>,
+}
+
 /// The result of a request for a child run.
 pub enum ChildAdmission {
     /// The child run can be driven.
@@ -203,6 +227,8 @@ pub struct Child {
     pub known: Option<Arc<RegisteredAgent>>,
     /// The input, once the child run has started. The difference to its state is its result.
     pub input: Option<Update>,
+    /// True if the start of the child run is stored already: it was created with a [`ChildStart`].
+    pub is_begun: bool,
     /// The journal of the child run.
     pub journal: Box<dyn Journal>,
 }

@@ -63,7 +63,9 @@ mod trace;
 mod waiting;
 
 pub use driver::with_ids as identified;
-pub use journal::{Child, ChildAdmission, ChildRecord, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
+pub use journal::{
+    Child, ChildAdmission, ChildRecord, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,
+};
 pub use subagent_registry::{Forks, SubagentRegistry};
 pub use trace::set_conversation;
 

@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::runs::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE, NO_QUESTION};
+use super::statement::LaterRows;
 use super::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskLineage, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};
@@ -120,18 +121,38 @@ pub async fn find(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<TaskRecord
 /// Returns the visibility of the events of a thread for clients: all, unless it is the thread of a task. A task whose
 /// record cannot be read is hidden.
 pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibility> {
+    visibility_later(tx, thread).await?.read(tx).await
+}
+
+/// The visibility of a thread that is read later in its transaction.
+pub struct LaterVisibility {
+    thread: ThreadId,
+    rows: LaterRows<(String,)>,
+}
+
+/// Returns the [`visibility`] of a thread, to be read later in the transaction, which must not change it meanwhile. On SQLite it
+/// is read together with other rows.
+pub async fn visibility_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterVisibility> {
     const SQL: &str = "select ancestry from background_tasks where task_id = $1";
-    let found: Option<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
-    let Some(text) = found else {
-        return Ok(Visibility::default());
-    };
-    let cell = ColumnRef {
-        table: TABLE,
-        column: "ancestry",
-        id: &thread.0,
-    };
-    let ancestry = unless_corrupt(cell.decode::<TaskLineage>(&text))?;
-    Ok(ancestry.map_or(Visibility::Hidden, |ancestry| ancestry.visibility))
+    let rows = tx.statement(SQL).bind(thread.0).fetch_later().await?;
+    Ok(LaterVisibility { thread, rows })
+}
+
+impl LaterVisibility {
+    /// Reads the visibility.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Visibility> {
+        let Self { thread, rows } = self;
+        let Some((text,)) = rows.fetch_optional(tx).await? else {
+            return Ok(Visibility::default());
+        };
+        let cell = ColumnRef {
+            table: TABLE,
+            column: "ancestry",
+            id: &thread.0,
+        };
+        let ancestry = unless_corrupt(cell.decode::<TaskLineage>(&text))?;
+        Ok(ancestry.map_or(Visibility::Hidden, |ancestry| ancestry.visibility))
+    }
 }
 
 /// Returns the tasks that a run has started, oldest first, up to `limit`.

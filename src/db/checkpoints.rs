@@ -11,14 +11,16 @@ mod load;
 mod machine;
 
 use const_format::concatcp;
+use serde::Deserialize;
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 #[cfg(test)]
 pub use load::history;
 pub use load::{
-    CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, load_summaries, load_summary, newest_state,
-    newest_summary, next_after, shared_state, walk,
+    CheckpointSummary, HistoryQuery, LaterNewest, LaterSummary, NewestCheckpoint, Span, Visit, get, load_state,
+    load_summaries, load_summary, newest_later, newest_state, newest_summary, newest_summary_later, next_after,
+    shared_state, walk,
 };
 pub use machine::{
     input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
@@ -32,7 +34,7 @@ use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
-use crate::domain::machine::Position;
+use crate::domain::machine::{Phase, Position};
 use crate::domain::stored::StoredWrites;
 use crate::domain::time::Timestamp;
 
@@ -416,6 +418,35 @@ async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<L
     );
     let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(lane));
     statement.fetch_later().await
+}
+
+/// The work in progress on a thread, to be looked for later in its transaction.
+pub struct LaterWork(LaterRows<HeadRow>);
+
+/// Returns the work in progress at the newest checkpoint of the main agent of a thread, to be looked for later in the transaction,
+/// which must store nothing in the log meanwhile. On SQLite it is read together with other rows.
+pub async fn work_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterWork> {
+    head_later(tx, thread, Lane::Main).await.map(LaterWork)
+}
+
+impl LaterWork {
+    /// Returns the run that made the newest checkpoint; none if its work has ended, or a client made the checkpoint. Nothing
+    /// else of its position is read, which may have large questions.
+    pub async fn run(self, tx: &mut Tx<'_>) -> DbResult<Option<RunId>> {
+        #[derive(Deserialize)]
+        struct OnlyPhase {
+            phase: Phase,
+        }
+        let Some(row) = self.0.fetch_optional(tx).await? else {
+            return Ok(None);
+        };
+        let cell = cell("position", &row.checkpoint_id);
+        let text = cell.open(&row.position)?;
+        let read = serde_json::from_str::<OnlyPhase>(blobs::without_blobs(&text));
+        let OnlyPhase { phase } = read.map_err(|_| cell.corrupt())?;
+        let is_over = matches!(phase, Phase::Start | Phase::Ended);
+        Ok(row.run_id.filter(|_| !is_over).map(RunId))
+    }
 }
 
 /// Returns the id of the newest checkpoint of a lane.

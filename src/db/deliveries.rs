@@ -90,7 +90,7 @@ pub async fn insert(tx: &mut Tx<'_>, delivery: &Delivery) -> DbResult<()> {
     let sealer = tx.sealer(delivery.ownership.tenant.as_str()).await?;
     let url = sealer.seal(&cell("url", &delivery.id), delivery.url.clone())?;
     let body = sealer.seal(&cell("body", &delivery.id), delivery.body.clone())?;
-    on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(delivery.id.0)
         .bind(delivery.run.0)
         .bind(delivery.thread.0)
@@ -104,9 +104,8 @@ pub async fn insert(tx: &mut Tx<'_>, delivery: &Delivery) -> DbResult<()> {
         .bind(delivery.finished_at.map(|at| at.0))
         .bind(delivery.ownership.tenant.as_str())
         .bind(delivery.ownership.owner.as_str())
-        .execute(conn)
-        .await
-        .map(drop))?;
+        .execute_later()
+        .await?;
     match delivery.next_attempt_at {
         Some(at) => jobs::schedule(tx, JobKind::Webhook, delivery.id.0, JobOwner::default(), at).await,
         None => Ok(()),

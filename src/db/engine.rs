@@ -39,7 +39,7 @@ pub(super) use matches::Matches;
 use postgres::SessionSettings;
 pub(super) use postgres::{PostgresConn, PostgresPool, pool_hosts};
 use sqlite::NothingChanged;
-pub(super) use sqlite::{EndError, FailedPart, PlainStatements, SqliteConn, first_row};
+pub(super) use sqlite::{EndError, FailedPart, PlainStatements, SqliteConn, first_row, push_number};
 pub(super) use vector::Vector;
 
 /// A database system.

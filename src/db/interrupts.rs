@@ -16,6 +16,7 @@ use super::engine::Contains;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::sealing::Sealer;
+use super::statement::{LaterRows, Statement};
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
@@ -105,6 +106,9 @@ const SELECT: &str = "\
     select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_call_id, status, \
     interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal from interrupts";
 
+/// The statement for the interrupt `$2` on the thread `$1`.
+const FIND: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
+
 #[derive(sqlx::FromRow)]
 struct InterruptRow {
     interrupt_id: String,
@@ -178,6 +182,32 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
 /// [`DbError::Conflict`] when the thread was deleted: by the end of the transaction, see
 /// [`Statement::execute_later`](super::statement::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
+    insert_later(tx, record).await?.save(tx).await
+}
+
+/// The interrupt that another one has replaced, if there was one. It is read later in the transaction.
+pub struct ReplacedInterrupt {
+    /// The run that has raised the other one.
+    by: RunId,
+    rows: LaterRows<InterruptRow>,
+}
+
+impl ReplacedInterrupt {
+    /// Saves the values of the interrupt, so that [`restore`] can bring it back.
+    pub async fn save(self, tx: &mut Tx<'_>) -> DbResult<()> {
+        let row = self.rows.fetch_optional(tx).await?;
+        // An unreadable row is replaced, too.
+        let earlier = unless_corrupt(row.map(InterruptRecord::try_from).transpose())?.flatten();
+        save_before(tx, earlier.as_slice(), self.by).await
+    }
+}
+
+/// Stores an interrupt like [`insert`]. The transaction has to save what it has [replaced](ReplacedInterrupt::save) after that: on
+/// SQLite it can be read together with other rows.
+///
+/// # Errors
+/// As [`insert`].
+pub async fn insert_later(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<ReplacedInterrupt> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
         task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, expires_at) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) \
@@ -188,9 +218,8 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
         resolved_at = excluded.resolved_at, seq = excluded.seq, ordinal = excluded.ordinal, \
         expires_at = excluded.expires_at";
     let id = &record.interrupt.id;
-    // An unreadable row is replaced, too.
-    let earlier = unless_corrupt(find(tx, record.thread, id).await)?.flatten();
-    save_before(tx, earlier.as_slice(), record.run).await?;
+    let earlier = tx.statement(FIND).bind(record.thread.0).bind(id.0.as_str());
+    let rows = earlier.fetch_in_order().await?;
     let sealer = tx.sealer_of_thread(record.thread).await?;
     let interrupt = sealer.encode(&cell("interrupt", id), &record.interrupt)?;
     let resolution = encode_resolution(&sealer, id, record.resolution.as_ref())?;
@@ -214,32 +243,30 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
         .bind(record.expires_at().map(|at| at.0))
         .execute_later()
         .await?;
-    assign(tx, record.thread, id, &record.interrupt.question.approvers).await
+    assign(tx, record.thread, id, &record.interrupt.question.approvers).await?;
+    let by = record.run;
+    Ok(ReplacedInterrupt { by, rows })
 }
 
 /// Stores to whom an interrupt is assigned, in place of those before.
 async fn assign(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId, approvers: &Approvers) -> DbResult<()> {
     const CLEAR: &str = "delete from interrupt_approvers where thread_id = $1 and interrupt_id = $2";
+    const INSERT: &str = "insert into interrupt_approvers (thread_id, interrupt_id, kind, name) values ";
     tx.statement(CLEAR)
         .bind(thread.0)
         .bind(id.0.as_str())
         .execute_later()
         .await?;
-    if approvers.is_empty() {
-        return Ok(());
-    }
-    on_engine!(tx, |conn| {
-        let users = approvers.users.iter().map(|user| ["user", user.as_str()]);
-        let roles = approvers.roles.iter().map(|role| ["role", role.word()]);
-        let mut sql = QueryBuilder::new("insert into interrupt_approvers (thread_id, interrupt_id, kind, name) ");
-        sql.push_values(users.chain(roles), |mut row, [kind, name]| {
-            row.push_bind(thread.0).push_bind(id.0.as_str());
-            row.push_bind(kind).push_bind(name);
-        });
-        sql.push(" on conflict do nothing");
-        sql.build().execute(conn).await.map(drop)
-    })?;
-    Ok(())
+    let users = approvers.users.iter().map(|user| ["user", user.as_str()]);
+    let roles = approvers.roles.iter().map(|role| ["role", role.word()]);
+    let rows: Vec<[&str; 2]> = users.chain(roles).collect();
+    tx.insert_later(INSERT, " on conflict do nothing", 4, rows, |row, [kind, name]| {
+        row.push_bind(thread.0)
+            .push_bind(id.0.as_str())
+            .push_bind(kind)
+            .push_bind(name);
+    })
+    .await
 }
 
 /// Appends the condition that an interrupt is assigned to this caller, on a thread that is not forbidden.
@@ -336,12 +363,8 @@ pub async fn visible(tx: &mut Tx<'_>, wanted: &VisibleInterrupts) -> DbResult<Ve
 
 /// Returns the interrupt with this id on this thread.
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
-    const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
-    let row: Option<InterruptRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(thread.0)
-        .bind(id.0.as_str())
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(FIND).bind(thread.0).bind(id.0.as_str());
+    let row: Option<InterruptRow> = statement.fetch_optional().await?;
     row.map(InterruptRecord::try_from).transpose()
 }
 
@@ -359,13 +382,33 @@ pub async fn of_thread(
     thread: ThreadId,
     status: Option<InterruptState>,
 ) -> DbResult<Vec<InterruptRecord>> {
+    of_thread_later(tx, thread, status).await?.read(tx).await
+}
+
+/// Interrupts that are read later in their transaction.
+pub struct LaterInterrupts(LaterRows<InterruptRow>);
+
+/// Returns the interrupts of [`of_thread`], to be read later in the transaction, which must not change them meanwhile. On SQLite
+/// they are read together with other rows.
+pub async fn of_thread_later(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    status: Option<InterruptState>,
+) -> DbResult<LaterInterrupts> {
     const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, ordinal");
     const SOME: &str = concatcp!(SELECT, " where thread_id = $1 and status = $2 order by seq, ordinal");
-    let rows: Vec<InterruptRow> = on_engine!(tx, |conn| match status {
-        Some(status) => query_as(SOME).bind(thread.0).bind(status.word()).fetch_all(conn).await,
-        None => query_as(ALL).bind(thread.0).fetch_all(conn).await,
-    })?;
-    readable(rows)
+    let statement = match status {
+        Some(status) => tx.statement(SOME).bind(thread.0).bind(status.word()),
+        None => tx.statement(ALL).bind(thread.0),
+    };
+    statement.fetch_later().await.map(LaterInterrupts)
+}
+
+impl LaterInterrupts {
+    /// Reads the interrupts.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Vec<InterruptRecord>> {
+        readable(self.0.fetch_all(tx).await?)
+    }
 }
 
 /// Returns the first pending interrupt of a run of the main agent or of a run below it.
@@ -383,13 +426,61 @@ pub async fn pending_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Db
 
 /// Returns the runs of a thread that brought answers, each with a run that raised an answered interrupt.
 pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunId, RunId>> {
+    resumed_later(tx, thread).await?.read(tx).await
+}
+
+/// The runs that brought answers, to be read later in their transaction.
+pub struct LaterResumed(LaterRows<(Uuid, Uuid)>);
+
+/// Returns the runs of [`resumed`], to be read later in the transaction, which must answer no interrupt meanwhile. On SQLite they
+/// are read together with other rows.
+pub async fn resumed_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterResumed> {
     const SQL: &str = "select resumed_by, run_id from interrupts where thread_id = $1 and resumed_by is not null \
         order by seq";
-    let rows: Vec<(Uuid, Uuid)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
-    Ok(rows
-        .into_iter()
-        .map(|(by, raised_by)| (RunId(by), RunId(raised_by)))
-        .collect())
+    let statement = tx.statement(SQL).bind(thread.0);
+    statement.fetch_later().await.map(LaterResumed)
+}
+
+impl LaterResumed {
+    /// Reads the runs.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<HashMap<RunId, RunId>> {
+        let rows = self.0.fetch_all(tx).await?;
+        Ok(rows
+            .into_iter()
+            .map(|(by, raised_by)| (RunId(by), RunId(raised_by)))
+            .collect())
+    }
+}
+
+/// The recipient of the answer to an interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recipient {
+    /// The history of the agent that raised the interrupt.
+    pub lane: Lane,
+    /// The run that brought the answer; none if there is none.
+    pub resumed_by: Option<RunId>,
+}
+
+/// The recipient of an answer, to be read later in its transaction.
+pub struct LaterRecipient(LaterRows<(Uuid, Option<Uuid>)>);
+
+/// Returns the recipient of the answer to an interrupt of a thread, to be read later in the transaction, which must answer no
+/// interrupt meanwhile. The question is not read, which may be large. On SQLite it is read together with other rows.
+pub async fn recipient_later(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<LaterRecipient> {
+    const SQL: &str = "select lane, resumed_by from interrupts where thread_id = $1 and interrupt_id = $2";
+    let statement = tx.statement(SQL).bind(thread.0).bind(id.0.as_str());
+    statement.fetch_later().await.map(LaterRecipient)
+}
+
+impl LaterRecipient {
+    /// Reads the recipient; none if there is no such interrupt.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<Recipient>> {
+        let row = self.0.fetch_optional(tx).await?;
+        Ok(row.map(|(lane, by)| Recipient {
+            lane: lane_of(lane),
+            resumed_by: by.map(RunId),
+        }))
+    }
 }
 
 /// Returns the pending interrupts in a scope, oldest first.
@@ -446,6 +537,22 @@ pub async fn resolve(
     settle(tx, thread, id, &Settlement { status, answer, by }, now).await
 }
 
+/// Stores the answer that run `by` brings to a pending interrupt, which the transaction has read after it has locked the thread.
+pub async fn resolve_found(
+    tx: &mut Tx<'_>,
+    found: &InterruptRecord,
+    answer: &Value,
+    by: RunId,
+    now: Timestamp,
+) -> DbResult<()> {
+    save_before(tx, std::slice::from_ref(found), by).await?;
+    let status = InterruptState::Resolved;
+    let by = Some(by);
+    let end = Settlement { status, answer, by };
+    let statement = settle_statement(tx, found.thread, &found.interrupt.id, &end, now).await?;
+    statement.execute_later().await
+}
+
 /// Stores the answer of an interrupt that has expired. Run `by` brings it, unless no run is to continue with it. Returns
 /// false when there is no such pending interrupt.
 pub async fn expire(
@@ -475,27 +582,31 @@ async fn settle(
     end: &Settlement<'_>,
     now: Timestamp,
 ) -> DbResult<bool> {
-    const SQL: &str = "update interrupts set status = $6, resolution = $3, resumed_by = $4, resolved_at = $5 \
-        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
     if let Some(by) = end.by {
         let open = find(tx, thread, id)
             .await?
             .filter(|record| record.status == InterruptState::Pending);
         save_before(tx, open.as_slice(), by).await?;
     }
+    let statement = settle_statement(tx, thread, id, end, now).await?;
+    Ok(statement.execute().await? == 1)
+}
+
+/// Returns the statement that ends a pending interrupt.
+async fn settle_statement<'t, 'c>(
+    tx: &'t mut Tx<'c>,
+    thread: ThreadId,
+    id: &InterruptId,
+    end: &Settlement<'_>,
+    now: Timestamp,
+) -> DbResult<Statement<'t, 'c>> {
+    const SQL: &str = "update interrupts set status = $6, resolution = $3, resumed_by = $4, resolved_at = $5 \
+        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
     let sealer = tx.sealer_of_thread(thread).await?;
     let answer = encode_resolution(&sealer, id, Some(end.answer))?;
-    let resolved = on_engine!(tx, |conn| query(SQL)
-        .bind(thread.0)
-        .bind(id.0.as_str())
-        .bind(answer)
-        .bind(end.by.map(|run| run.0))
-        .bind(now.0)
-        .bind(end.status.word())
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
-    Ok(resolved == 1)
+    let statement = tx.statement(SQL).bind(thread.0).bind(id.0.as_str()).bind(answer);
+    let statement = statement.bind(end.by.map(|run| run.0)).bind(now.0);
+    Ok(statement.bind(end.status.word()))
 }
 
 /// Drops the pending interrupts of a thread except for these.
@@ -610,16 +721,13 @@ async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbR
             ordinal: record.ordinal,
         })?;
         let before = sealer.seal(&cell("before", &record.interrupt.id), before)?;
-        let thread = record.thread.0;
-        let id = record.interrupt.id.0.as_str();
-        on_engine!(tx, |conn| query(SQL)
-            .bind(thread)
-            .bind(id)
+        tx.statement(SQL)
+            .bind(record.thread.0)
+            .bind(record.interrupt.id.0.as_str())
             .bind(before)
             .bind(by.0)
-            .execute(conn)
-            .await
-            .map(drop))?;
+            .execute_later()
+            .await?;
     }
     Ok(())
 }

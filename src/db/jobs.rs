@@ -69,24 +69,23 @@ async fn insert(
     owner: JobOwner,
     due_at: Timestamp,
 ) -> DbResult<()> {
-    on_engine!(tx, |conn| query(sql)
+    tx.statement(sql)
         .bind(JobId::mint().0)
         .bind(kind.word())
         .bind(key)
         .bind(owner.thread.map(|thread| thread.0))
         .bind(owner.assistant.map(|assistant| assistant.0))
         .bind(due_at.0)
-        .execute(conn)
+        .execute_later()
         .await
-        .map(drop))?;
-    Ok(())
 }
 
 /// Schedules a job at `due_at` and resets its attempts. An existing job is rescheduled, and a worker that has claimed
 /// it loses the claim.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when the owner does not exist.
+/// [`super::DbError::Conflict`] when the owner does not exist: by the end of the transaction, see
+/// [`Statement::execute_later`](super::statement::Statement::execute_later).
 pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
     const SQL: &str = concatcp!(
         INSERT,
@@ -100,7 +99,7 @@ pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner
 /// worker has claimed it.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when the owner does not exist.
+/// As [`schedule`].
 pub async fn ensure(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
     const SQL: &str = concatcp!(
         INSERT,

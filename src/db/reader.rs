@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction, raw_sql,
+    AssertSqlSafe, ConnectOptions, Connection, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction, query,
 };
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -116,13 +117,21 @@ async fn read_in_snapshot(
         return Err(sqlx::Error::BeginFailed);
     }
     let has_begun = tx.unsent_opening().is_empty();
+    let is_awaited = done.is_some();
     if let Some(done) = done {
         done.report(Ok(()));
     }
-    if has_begun {
-        raw_sql(END).execute(&mut *conn).await?;
+    if !has_begun {
+        return Ok(());
     }
-    Ok(())
+    let end = query(END).execute(&mut *conn);
+    // The thread of the connection does what it is told in order, so the snapshot ends before the next one begins, and nobody waits
+    // for that. The statement of a caller that is gone may run for long, and others must not wait for it.
+    let ended = match is_awaited {
+        true => end.now_or_never(),
+        false => Some(end.await),
+    };
+    ended.transpose().map(drop)
 }
 
 /// Returns a connection to its pool, which first checks that the connection answers. A connection that does not answer
@@ -232,7 +241,7 @@ impl Drop for SearchReader {
 
 #[cfg(test)]
 mod tests {
-    use sqlx::query_scalar;
+    use sqlx::{query_scalar, raw_sql};
 
     use super::*;
 

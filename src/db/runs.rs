@@ -18,11 +18,13 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 pub use below::{count_waiting, members, successor, tree};
+#[cfg(test)]
+pub use claims::unreported;
 pub use claims::{
-    Claim, EndOfRun, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim, end_fenced, first_seq,
-    held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by, mark_reported, mark_unreported, next_due_at,
-    release, release_all, request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below,
-    stop_children, store_fenced, unreported,
+    Claim, EndOfRun, LaterUnreported, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim,
+    end_fenced, first_seq, held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by, mark_reported,
+    mark_unreported, next_due_at, release, release_all, request_cancel, restore_children, set_child_status,
+    some_pending, some_running, stop_below, stop_children, store_fenced, unreported_later,
 };
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_before_last, begun_by, begun_with, ended_among, latest};
@@ -31,15 +33,16 @@ pub(super) use turns::NO_QUESTION;
 pub use turns::{
     at_work_by_queue, count_of_subject, hold_messages, lock_claims, next_in_queue, try_lock_claims, waiting_queues,
 };
-pub use usage::{set_usage, usage, usages, usages_with_background};
+pub use usage::{LaterUsages, set_usage, usage, usages, usages_later, usages_with_background};
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::engine::{Engine, on_engine};
+use super::engine::{Engine, LaneColumn, on_engine};
 use super::json::{ColumnRef, log_unreadable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart};
 use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
+use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::machine::Failure;
 use crate::domain::run::{Lineage, Run, RunCaller, RunRequest, RunStatus};
@@ -352,6 +355,29 @@ pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
     Ok(read_all(tx, row.into_iter().collect()).await?.pop())
 }
 
+/// A run that is read later in its transaction.
+pub struct LaterRun(LaterRows<RunRow>);
+
+/// Returns the run that made the newest checkpoint of the main agent of a thread, to be read later in the transaction, which must
+/// change neither meanwhile. On SQLite it is read together with other rows.
+pub async fn of_newest_step_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRun> {
+    const SQL: &str = concatcp!(
+        SELECT,
+        " where run_id = (select newest.run_id from checkpoints newest where newest.thread_id = $1 and newest.lane = $2 \
+         order by newest.seq desc limit 1)"
+    );
+    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(Lane::Main));
+    statement.fetch_later().await.map(LaterRun)
+}
+
+impl LaterRun {
+    /// Reads the run.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<Run>> {
+        let row = self.0.fetch_optional(tx).await?;
+        Ok(read_all(tx, row.into_iter().collect()).await?.pop())
+    }
+}
+
 /// A query for runs of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunList {
@@ -393,32 +419,70 @@ pub struct RunBefore {
 /// Returns what a run takes over from the newest run of the main agent on a thread that has begun, or else from the
 /// newest one that waits. Nothing else of that run is read, since its request may be large.
 pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunBefore>> {
+    find_before_later(tx, thread).await?.find(tx).await
+}
+
+/// The values that a run takes over, to be read later in its transaction.
+pub struct LaterRunBefore {
+    thread: ThreadId,
+    /// The newest run that has begun.
+    begun: LaterRows<BeforeRow>,
+}
+
+#[derive(sqlx::FromRow)]
+struct BeforeRow {
+    run_id: Uuid,
+    queue: String,
+    request: String,
+}
+
+/// Returns the values of [`find_before`], to be read later in the transaction, which must store or change no run of the thread
+/// meanwhile. On SQLite they are read together with other rows.
+pub async fn find_before_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRunBefore> {
     const BEGUN: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
         and status <> 'pending' order by created_at desc, run_id desc limit 1";
+    let begun = tx.statement(BEGUN).bind(thread.0).fetch_later().await?;
+    Ok(LaterRunBefore { thread, begun })
+}
+
+impl LaterRunBefore {
+    /// Reads the values.
+    pub async fn find(self, tx: &mut Tx<'_>) -> DbResult<Option<RunBefore>> {
+        let Self { thread, begun } = self;
+        match begun.fetch_optional(tx).await? {
+            Some(begun) => RunBefore::try_from(begun).map(Some),
+            None => newest_before(tx, thread).await,
+        }
+    }
+}
+
+/// Returns what a run takes over from the newest run of the main agent on a thread.
+async fn newest_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunBefore>> {
     const ANY: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
         order by created_at desc, run_id desc limit 1";
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct OnlyCaller {
-        caller: Option<RunCaller>,
-        trace: Option<RunTrace>,
+    let found: Option<BeforeRow> = tx.statement(ANY).bind(thread.0).fetch_optional().await?;
+    found.map(RunBefore::try_from).transpose()
+}
+
+impl TryFrom<BeforeRow> for RunBefore {
+    type Error = DbError;
+
+    fn try_from(row: BeforeRow) -> DbResult<Self> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct OnlyCaller {
+            caller: Option<RunCaller>,
+            trace: Option<RunTrace>,
+        }
+        // A request that is corrupt names no caller; one whose key is missing here may name one.
+        let request = unless_corrupt(decode_some::<OnlyCaller>(RunId(row.run_id), &row.request))?;
+        let OnlyCaller { caller, trace } = request.unwrap_or_default();
+        Ok(Self {
+            queue: RunQueue::stored(row.queue),
+            caller,
+            trace,
+        })
     }
-    let mut found: Option<(Uuid, String, String)> =
-        on_engine!(tx, |conn| query_as(BEGUN).bind(thread.0).fetch_optional(conn).await)?;
-    if found.is_none() {
-        found = on_engine!(tx, |conn| query_as(ANY).bind(thread.0).fetch_optional(conn).await)?;
-    }
-    let Some((id, queue, request)) = found else {
-        return Ok(None);
-    };
-    // A request that is corrupt names no caller; one whose key is missing here may name one.
-    let request = unless_corrupt(decode_some::<OnlyCaller>(RunId(id), &request))?;
-    let OnlyCaller { caller, trace } = request.unwrap_or_default();
-    Ok(Some(RunBefore {
-        queue: RunQueue::stored(queue),
-        caller,
-        trace,
-    }))
 }
 
 /// Returns the server processes with followers of a run, see [`RunRequest::followers`]. There are none if the run has ended, or

@@ -5,7 +5,6 @@
 //! Postgres takes one statement with values at a time, so there each is sent at once, or when its rows are needed.
 
 use std::borrow::Cow;
-use std::marker::PhantomData;
 
 use futures::TryStreamExt;
 use sqlx::error::BoxDynError;
@@ -13,7 +12,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Arguments, AssertSqlSafe, Either, Encode, FromRow, Postgres, Sqlite, Type, query_as_with, query_with};
 
-use super::engine::{Conn, Engine, PostgresConn, SqliteConn, first_row};
+use super::engine::{Conn, Engine, PostgresConn, SqliteConn, first_row, push_number};
 use super::{DbError, DbResult, Tx};
 
 /// The most values of a statement with rows on SQLite, which searches the place of each value by its number.
@@ -107,6 +106,19 @@ impl Statement<'_, '_> {
     /// Binds the next value.
     pub(super) fn bind<'q>(mut self, value: impl SqlValue<'q>) -> Self {
         self.add(value);
+        self
+    }
+
+    /// Binds values, and appends them to the text as a list in brackets.
+    pub(super) fn bind_list<'q, V: SqlValue<'q>>(mut self, values: impl Iterator<Item = V>) -> Self {
+        self.sql.to_mut().push('(');
+        for (index, value) in values.enumerate() {
+            self.add(value);
+            let separator = if index == 0 { "" } else { ", " };
+            let number = self.bound;
+            self.sql.to_mut().push_str(&format!("{separator}${number}"));
+        }
+        self.sql.to_mut().push(')');
         self
     }
 
@@ -209,8 +221,24 @@ impl Statement<'_, '_> {
                 LaterSource::Postgres(self.sql, arguments)
             }
         };
-        let row = PhantomData;
-        Ok(LaterRows { source, row })
+        Ok(LaterRows { source })
+    }
+
+    /// Executes the statement before its rows are [read](LaterRows::fetch_all), and before any statement that follows. On SQLite
+    /// that is together with what is sent meanwhile, on Postgres at once. So the transaction may change what the statement reads.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn fetch_in_order<R: ReadRow>(self) -> DbResult<LaterRows<R>> {
+        let source = match self.target {
+            Target::Sqlite { conn, offset } => LaterSource::Sqlite(conn.fetch_later(&self.sql, offset).await?),
+            Target::Postgres { conn, arguments, error } => {
+                encoded(error)?;
+                let query = query_as_with(AssertSqlSafe(self.sql), arguments);
+                LaterSource::Read(query.fetch_all(conn).await?)
+            }
+        };
+        Ok(LaterRows { source })
     }
 
     /// Executes the statement and returns its first row.
@@ -260,15 +288,16 @@ impl Statement<'_, '_> {
 
 /// The rows of a statement that are read later in its transaction.
 pub(super) struct LaterRows<R> {
-    source: LaterSource,
-    row: PhantomData<fn() -> R>,
+    source: LaterSource<R>,
 }
 
-enum LaterSource {
+enum LaterSource<R> {
     /// The number under which the connection keeps the rows.
     Sqlite(usize),
     /// The statement with its values.
     Postgres(Cow<'static, str>, PgArguments),
+    /// The rows of a statement that was executed.
+    Read(Vec<R>),
 }
 
 impl<R: ReadRow> LaterRows<R> {
@@ -285,6 +314,7 @@ impl<R: ReadRow> LaterRows<R> {
             (LaterSource::Postgres(sql, arguments), Conn::Postgres(conn)) => {
                 Ok(query_as_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await?)
             }
+            (LaterSource::Read(rows), _) => Ok(rows),
             // The transaction of another database.
             (LaterSource::Sqlite(_), Conn::Postgres(_)) | (LaterSource::Postgres(..), Conn::Sqlite(_)) => {
                 Err(DbError::Closed)
@@ -318,7 +348,10 @@ impl RowValues<'_, '_, '_> {
         self.statement.add(value);
         let number = self.statement.bound;
         let separator = if self.is_empty { "" } else { ", " };
-        self.statement.sql.to_mut().push_str(&format!("{separator}${number}"));
+        let sql = self.statement.sql.to_mut();
+        sql.push_str(separator);
+        sql.push('$');
+        push_number(sql, number);
         self.is_empty = false;
         self
     }

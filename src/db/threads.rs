@@ -166,8 +166,16 @@ pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
     lock_later(tx, id).await?.lock(tx).await
 }
 
-/// A thread that is locked later in its transaction.
+/// A thread that is read or locked later in its transaction.
 pub struct LaterThread(LaterRows<ThreadRow>);
+
+/// Returns the thread with this id, to be read later in the transaction, which must not change it meanwhile. On SQLite it is read
+/// together with other rows.
+pub async fn find_later(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<LaterThread> {
+    const SQL: &str = concatcp!(SELECT, " where thread_id = $1");
+    let found = tx.statement(SQL).bind(id.0).fetch_later().await?;
+    Ok(LaterThread(found))
+}
 
 /// Returns the thread with this id, to be locked later in the transaction, which must not change it meanwhile. On SQLite it is
 /// read together with other rows.
@@ -180,10 +188,15 @@ pub async fn lock_later(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<LaterThread> 
 }
 
 impl LaterThread {
-    /// Locks the thread like [`lock`], and returns it.
-    pub async fn lock(self, tx: &mut Tx<'_>) -> DbResult<Option<Thread>> {
+    /// Reads the thread of [`find_later`].
+    pub async fn find(self, tx: &mut Tx<'_>) -> DbResult<Option<Thread>> {
         let found = self.0.fetch_optional(tx).await?;
         Ok(found.map(Thread::from))
+    }
+
+    /// Locks the thread of [`lock_later`] like [`lock`], and returns it.
+    pub async fn lock(self, tx: &mut Tx<'_>) -> DbResult<Option<Thread>> {
+        self.find(tx).await
     }
 }
 
@@ -326,6 +339,22 @@ pub struct LeftThread {
     pub may_hold_messages: bool,
 }
 
+/// The update of a thread that a run leaves.
+const LEAVE: &str = concatcp!(
+    "update threads set status = case when exists (select 1 from runs other \
+     where other.thread_id = $1 and other.depth = 0 and other.status = 'running' and other.run_id <> $2) \
+     or exists (select 1 from runs other \
+     where other.thread_id = $1 and other.depth = 0 and other.status = 'pending' and other.run_id <> $2 and ",
+    str_replace!(NO_QUESTION, "{run}", "other"),
+    ") then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
+     expires_at = $6 + ttl where thread_id = $1"
+);
+/// The condition that thread `$1` [may hold messages](LeftThread::may_hold_messages).
+const MAY_HOLD_MESSAGES: &str = "exists (select 1 from interrupts asked \
+    where asked.thread_id = $1 and asked.status = 'pending') and exists (select 1 from runs message \
+    where message.thread_id = $1 and message.depth = 0 and message.status = 'pending' \
+    and message.turn in ('after_answers', 'unheld'))";
+
 /// Updates the status, error and times of a thread at the end of a run. Returns none if the thread does not exist.
 pub async fn leave(
     tx: &mut Tx<'_>,
@@ -333,31 +362,45 @@ pub async fn leave(
     left: &ThreadAfterRun,
     now: Timestamp,
 ) -> DbResult<Option<LeftThread>> {
-    const SQL: &str = concatcp!(
-        "update threads set status = case when exists (select 1 from runs other \
-         where other.thread_id = $1 and other.depth = 0 and other.status = 'running' and other.run_id <> $2) \
-         or exists (select 1 from runs other \
-         where other.thread_id = $1 and other.depth = 0 and other.status = 'pending' and other.run_id <> $2 and ",
-        str_replace!(NO_QUESTION, "{run}", "other"),
-        ") then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
-         expires_at = $6 + ttl where thread_id = $1 returning exists (select 1 from interrupts asked \
-         where asked.thread_id = $1 and asked.status = 'pending') and exists (select 1 from runs message \
-         where message.thread_id = $1 and message.depth = 0 and message.status = 'pending' \
-         and message.turn in ('after_answers', 'unheld'))"
-    );
+    const SQL: &str = concatcp!(LEAVE, " returning ", MAY_HOLD_MESSAGES);
+    let update = leave_statement(tx, SQL, id, left, now).await?;
+    let found: Option<(bool,)> = update.fetch_optional().await?;
+    Ok(found.map(|(may_hold_messages,)| LeftThread { may_hold_messages }))
+}
+
+/// Updates a thread like [`leave`], if it holds no messages for certain.
+///
+/// # Errors
+/// [`DbError::NoRow`](super::DbError::NoRow) if the thread does not exist, or [may hold messages](LeftThread::may_hold_messages): by
+/// the end of the transaction, see [`Statement::change_later`].
+pub async fn leave_without_messages(
+    tx: &mut Tx<'_>,
+    id: ThreadId,
+    left: &ThreadAfterRun,
+    now: Timestamp,
+) -> DbResult<()> {
+    const SQL: &str = concatcp!(LEAVE, " and not (", MAY_HOLD_MESSAGES, ")");
+    let update = leave_statement(tx, SQL, id, left, now).await?;
+    update.change_later().await
+}
+
+async fn leave_statement<'t, 'c>(
+    tx: &'t mut Tx<'c>,
+    sql: &'static str,
+    id: ThreadId,
+    left: &ThreadAfterRun,
+    now: Timestamp,
+) -> DbResult<Statement<'t, 'c>> {
     let sealer = tx.sealer_of_thread(id).await?;
     let error = encode_error(&sealer, id, left.error.as_ref())?;
-    let found: Option<(bool,)> = tx
-        .statement(SQL)
+    Ok(tx
+        .statement(sql)
         .bind(id.0)
         .bind(left.run.0)
         .bind(ThreadStatus::Busy.word())
         .bind(left.status.word())
         .bind(error)
-        .bind(now.0)
-        .fetch_optional()
-        .await?;
-    Ok(found.map(|(may_hold_messages,)| LeftThread { may_hold_messages }))
+        .bind(now.0))
 }
 
 /// Deletes a thread and everything on it, and the stored answers to requests about it. Returns whether it existed.

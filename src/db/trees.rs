@@ -1,9 +1,10 @@
 //! The usage of trees of runs whose budget spans several threads, and the share of each run in it.
 
 use const_format::concatcp;
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{query, query_as};
 
 use super::engine::on_engine;
+use super::statement::LaterRows;
 use super::{DbResult, Tx};
 use crate::domain::busy_time::BusyTime;
 use crate::domain::id::{RunId, ThreadId};
@@ -209,12 +210,22 @@ pub async fn remove_shares(tx: &mut Tx<'_>, tree: RunId, thread: ThreadId) -> Db
     Ok(shares.fold(UsageChange::default(), UsageChange::plus))
 }
 
-/// Counts the delegations of a run: to subagents and to background tasks.
-pub async fn delegations(tx: &mut Tx<'_>, run: RunId) -> DbResult<i64> {
+/// A count of delegations that is made later in its transaction.
+pub struct LaterDelegations(LaterRows<(i64,)>);
+
+/// Returns the number of the delegations of a run, to subagents and to background tasks, to be counted later in the transaction,
+/// which must make none meanwhile. On SQLite they are counted together with other statements.
+pub async fn delegations_later(tx: &mut Tx<'_>, run: RunId) -> DbResult<LaterDelegations> {
     const SQL: &str = "select (select count(*) from runs where parent_id = $1) \
         + (select count(*) from background_tasks where parent_run = $1)";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(run.0)
-        .fetch_one(conn)
-        .await)?)
+    let statement = tx.statement(SQL).bind(run.0);
+    statement.fetch_later().await.map(LaterDelegations)
+}
+
+impl LaterDelegations {
+    /// Counts the delegations.
+    pub async fn count(self, tx: &mut Tx<'_>) -> DbResult<u64> {
+        let counted = self.0.fetch_optional(tx).await?;
+        Ok(counted.and_then(|(count,)| u64::try_from(count).ok()).unwrap_or(0))
+    }
 }

@@ -135,27 +135,29 @@ async fn write_group(
     }
 }
 
-/// The statements that begin the transaction of one operation, of several operations, and the next operation of several.
-const BEGIN_ALONE: PlainStatements = &["begin immediate"];
-const BEGIN_FIRST: PlainStatements = &["begin immediate", "savepoint operation"];
-const BEGIN_NEXT: PlainStatements = &["release operation", "savepoint operation"];
+/// The statements that begin the transaction.
+const BEGIN: PlainStatements = &["begin immediate"];
+/// The statements that end the first operation of several, and another one that others follow.
+const END_FIRST: PlainStatements = &["savepoint operation"];
+const END_NEXT: PlainStatements = &["release operation", "savepoint operation"];
 /// The statement that ends the transaction.
 const COMMIT: PlainStatements = &["commit"];
 
-/// Runs the operations, each within a savepoint, so that one operation can fail alone. An operation that has the
-/// transaction for itself needs no savepoint. What begins and ends an operation is sent with its statements.
+/// Runs the operations, each but the first within a savepoint, so that one operation can fail alone. The first that stores
+/// something needs none: the whole transaction is rolled back with it, and begins again. What begins and ends an operation is
+/// sent with its statements.
 async fn run_group(
     conn: &mut SqliteConnection,
     parts: &TxParts,
     group: &mut Vec<QueuedOperation>,
     done: &mut Vec<CompletedOperation>,
 ) -> DbResult<()> {
-    let is_alone = group.len() == 1;
-    let mut opening = if is_alone { BEGIN_ALONE } else { BEGIN_FIRST };
-    let mut tx = Tx::sqlite(SqliteConn::opened(&mut *conn, opening), parts, &RowAccess::Server);
+    let mut tx = Tx::sqlite(SqliteConn::opened(&mut *conn, BEGIN), parts, &RowAccess::Server);
     let refreshed = parts.sealing.refresh_to_write(&mut tx).await;
-    opening = begun(&mut tx)?;
+    let mut opening = begun(&mut tx)?;
     refreshed?;
+    // True while the transaction has nothing of earlier operations.
+    let mut is_first = true;
     // Operations are taken from the end, so that the operations that did not begin stay in the group when the
     // transaction breaks.
     group.reverse();
@@ -164,8 +166,13 @@ async fn run_group(
         let access = operation.access.clone();
         let mut tx = Tx::sqlite(SqliteConn::of_job(&mut *conn, opening), parts, &access);
         let mut operation = operation.run(&mut tx).await;
+        let end = match (is_last, is_first) {
+            (true, _) => COMMIT,
+            (false, true) => END_FIRST,
+            (false, false) => END_NEXT,
+        };
         let ended = match operation.is_kept() {
-            true => end_operation(&mut tx, &mut operation, if is_last { COMMIT } else { BEGIN_NEXT }).await,
+            true => end_operation(&mut tx, &mut operation, end).await,
             false => Ok(()),
         };
         let begun = begun(&mut tx);
@@ -174,15 +181,22 @@ async fn run_group(
         ended?;
         opening = begun?;
         // Of an operation that was not begun there is nothing to roll back.
-        if is_kept || !opening.is_empty() {
+        if !opening.is_empty() {
             continue;
         }
-        let rollback = match (is_alone, is_last) {
+        if is_kept {
+            is_first = false;
+            continue;
+        }
+        let rollback = match (is_first, is_last) {
             (true, _) => "rollback",
             (false, true) => "rollback to operation; commit",
             (false, false) => "rollback to operation",
         };
         raw_sql(rollback).execute(&mut *conn).await?;
+        if is_first {
+            opening = BEGIN;
+        }
     }
     Ok(())
 }

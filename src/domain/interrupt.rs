@@ -1,5 +1,7 @@
 //! Interrupts: questions to a human, and the decisions that answer them.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -17,8 +19,8 @@ pub struct Interrupt {
     pub task: TaskId,
     /// The hook or call that asked and receives the answer.
     pub asker: InterruptSource,
-    /// The question, and the form of a valid answer.
-    pub question: Question,
+    /// The question, and the form of a valid answer. Both may be large.
+    pub question: Arc<Question>,
     /// The answer, from the moment a valid one is given until the hook or call has read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<Value>,
@@ -248,7 +250,7 @@ impl Question {
             self.check_decisions(answer)?;
         }
         // A schema beyond the limits was never admitted and is not checked.
-        Schema::compile(&self.schema).map_or(Ok(()), |schema| schema.check("resume", answer))
+        Schema::compile_once(&self.schema).map_or(Ok(()), |schema| schema.check("resume", answer))
     }
 
     /// Checks the type of the decision about one call.

@@ -13,6 +13,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -373,9 +374,9 @@ impl Machine {
 
     /// Returns the last questions of this asker with their answers. They are kept until the step is done, so that an
     /// asker that runs again after a crash need not ask again.
-    pub fn answers_to(&self, asker: &InterruptSource) -> Vec<(Question, Value)> {
+    pub fn answers_to(&self, asker: &InterruptSource) -> Vec<(Arc<Question>, Value)> {
         let own = |i: &&Interrupt| i.asker == *asker && i.question.kind != QuestionKind::UnknownOutcome;
-        let answered = |i: &Interrupt| Some((i.question.clone(), i.answer.clone()?));
+        let answered = |i: &Interrupt| Some((Arc::clone(&i.question), i.answer.clone()?));
         self.position.asked.iter().filter(own).filter_map(answered).collect()
     }
 
@@ -545,7 +546,7 @@ impl Machine {
                 id: InterruptId::of_task(task, number),
                 task,
                 asker: asker.clone(),
-                question,
+                question: Arc::new(question),
                 answer: None,
             })
             .collect();

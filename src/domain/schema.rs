@@ -7,14 +7,15 @@
 //! matches, which is cheap since the library caches the result of each reference. Errors are computed only where their
 //! number is bounded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::{Map, Value};
 
-use super::Invalid;
 use super::json_limits;
+use super::{Invalid, size};
 
 /// The maximum size of a schema, in bytes of its texts, numbers and brackets. The largest schemas of published MCP
 /// servers are below a fifth of it.
@@ -45,6 +46,13 @@ const MAX_CHECKS: u64 = 20_000_000;
 const MAX_CHECKS_EXPLAINED: u64 = 10_000;
 /// The number of checks from which a validation belongs on a blocking thread. Takes about 5 ms.
 const MANY_CHECKS: u64 = 100_000;
+/// The number of compiled schemas that are kept.
+const MAX_KEPT: usize = 16;
+/// The maximum size of a schema that is kept, in bytes.
+const MAX_KEPT_BYTES: usize = 32 * 1024;
+
+/// The schemas that were compiled last.
+static KEPT: KeptSchemas = KeptSchemas::new();
 
 /// A compiled schema within the limits.
 pub struct Schema {
@@ -91,7 +99,64 @@ const UNEXPLAINED: &str = "does not fit its schema, which has too many alternati
 /// The text for a value that is not checked.
 const TOO_LARGE: &str = "is too large to be checked against its schema";
 
+/// Compiled schemas by their content, the last used one last. Questions about the same calls have the same schema, and to
+/// compile it takes longer than to check their answers.
+struct KeptSchemas(Mutex<VecDeque<KeptSchema>>);
+
+struct KeptSchema {
+    content: Value,
+    compiled: Arc<Schema>,
+}
+
+impl KeptSchemas {
+    const fn new() -> Self {
+        Self(Mutex::new(VecDeque::new()))
+    }
+
+    /// Returns the compiled schema of this content.
+    fn find(&self, schema: &Value) -> Option<Arc<Schema>> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().rposition(|known| known.content == *schema)?;
+        let found = kept.remove(at)?;
+        let compiled = Arc::clone(&found.compiled);
+        kept.push_back(found);
+        Some(compiled)
+    }
+
+    fn keep(&self, schema: &Value, compiled: &Arc<Schema>) {
+        let kept_schema = KeptSchema {
+            content: schema.clone(),
+            compiled: Arc::clone(compiled),
+        };
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_back(kept_schema);
+        if kept.len() > MAX_KEPT {
+            kept.pop_front();
+        }
+    }
+
+    /// Returns a compiled schema, and compiles it if it is not kept.
+    fn compile(&self, schema: &Value) -> Result<Arc<Schema>, SchemaError> {
+        if let Some(compiled) = self.find(schema) {
+            return Ok(compiled);
+        }
+        let compiled = Arc::new(Schema::compile(schema)?);
+        if size::of_value(schema) <= MAX_KEPT_BYTES {
+            self.keep(schema, &compiled);
+        }
+        Ok(compiled)
+    }
+}
+
 impl Schema {
+    /// Compiles a schema like [`Self::compile`], unless it is one of the last that were compiled here.
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn compile_once(schema: &Value) -> Result<Arc<Self>, SchemaError> {
+        KEPT.compile(schema)
+    }
+
     /// Compiles a schema.
     ///
     /// # Errors

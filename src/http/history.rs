@@ -10,7 +10,7 @@ use super::error::ApiError;
 use super::wire::Object;
 use super::wire::history::{ENVELOPE_BYTES, HistoryEntries, HistoryEntry, HistoryFields};
 use super::wire::state::{HistoryContext, StateView, metadata_of, run_metadata};
-use crate::db::checkpoints::{self, CheckpointSummary, HistoryQuery, Span};
+use crate::db::checkpoints::{self, CheckpointSummary, HistoryQuery, NewestCheckpoint, Span};
 use crate::db::{DbResult, Tx, background, interrupts, off_thread, runs, threads};
 use crate::domain::checkpoint::{self, Lane};
 use crate::domain::filter::MetadataFilter;
@@ -162,9 +162,15 @@ async fn seq_before(tx: &mut Tx<'_>, thread: ThreadId, before: Option<Checkpoint
 }
 
 /// The child run of this namespace; `Some(None)` for the main agent, `None` if no visible agent has the namespace.
-async fn child_of(tx: &mut Tx<'_>, thread: ThreadId, namespace: &[TaskId]) -> DbResult<Option<Option<Run>>> {
+/// `visibility` is that of the thread.
+async fn child_of(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    namespace: &[TaskId],
+    visibility: background::LaterVisibility,
+) -> DbResult<Option<Option<Run>>> {
     let Some(task) = namespace.last() else {
-        let is_visible = background::visibility(tx, thread).await? == Visibility::Full;
+        let is_visible = visibility.read(tx).await? == Visibility::Full;
         return Ok(is_visible.then_some(None));
     };
     let found = runs::find(tx, thread, RunId::of_child(*task)).await?;
@@ -200,6 +206,10 @@ struct HistoryLoader {
     budget: usize,
     /// The metadata of runs that were read. Those of a copied thread belong to the original.
     runs: HashMap<RunId, Option<RunMetadata>>,
+    /// The newest checkpoint, if only that is to be read.
+    newest: Option<NewestCheckpoint>,
+    /// The run of the newest checkpoint, if it was read together with that.
+    newest_run: Option<Run>,
 }
 
 /// The metadata of a run as checkpoints show it.
@@ -226,6 +236,22 @@ fn json_bytes(object: &Object) -> usize {
     serde_json::to_string(object).map_or(0, |text| text.len())
 }
 
+/// The rows of a thread that are read together with it. On SQLite they need only one exchange with the connection.
+struct ThreadRows {
+    visibility: background::LaterVisibility,
+    /// The newest step of the main agent, if nothing else is to be read.
+    newest: Option<NewestStep>,
+    /// The interrupts, if tasks are to be read.
+    interrupts: Option<interrupts::LaterInterrupts>,
+}
+
+/// The newest step of a main agent that is read later.
+struct NewestStep {
+    checkpoint: checkpoints::LaterNewest,
+    /// The run that made it.
+    run: runs::LaterRun,
+}
+
 /// A part of a history that is to be read.
 struct WantedHistory {
     namespace: Vec<TaskId>,
@@ -242,7 +268,9 @@ impl WantedHistory {
         thread: ThreadId,
         name_of: impl Fn(&str) -> String + Send,
     ) -> DbResult<Option<(Thread, String, Option<LoadedHistory>)>> {
-        let Some(found) = threads::find(tx, thread).await? else {
+        let found = threads::find_later(tx, thread).await?;
+        let rows = self.begin(tx, thread).await?;
+        let Some(found) = found.find(tx).await? else {
             return Ok(None);
         };
         let graph_id = found.metadata.get("graph_id").and_then(Value::as_str);
@@ -254,20 +282,52 @@ impl WantedHistory {
             fields: self.fields,
             budget: self.budget,
             runs: HashMap::new(),
+            newest: None,
+            newest_run: None,
         };
-        let loaded = loader.load(tx, self.slice).await?;
+        let loaded = loader.load(tx, self.slice, rows).await?;
         Ok(Some((loader.thread, loader.agent, loaded)))
+    }
+
+    /// Begins to read the rows of the thread.
+    async fn begin(&self, tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<ThreadRows> {
+        let is_newest = matches!(self.slice, HistorySlice::Newest) && self.namespace.is_empty();
+        Ok(ThreadRows {
+            visibility: background::visibility_later(tx, thread).await?,
+            newest: match is_newest {
+                true => Some(NewestStep {
+                    checkpoint: checkpoints::newest_later(tx, thread, Lane::Main).await?,
+                    run: runs::of_newest_step_later(tx, thread).await?,
+                }),
+                false => None,
+            },
+            interrupts: match self.fields.tasks {
+                true => Some(interrupts::of_thread_later(tx, thread, None).await?),
+                false => None,
+            },
+        })
     }
 }
 
 impl HistoryLoader {
     /// Reads a part of the history. `None` if there is nothing to show.
-    async fn load(&mut self, tx: &mut Tx<'_>, slice: HistorySlice) -> DbResult<Option<LoadedHistory>> {
+    async fn load(
+        &mut self,
+        tx: &mut Tx<'_>,
+        slice: HistorySlice,
+        rows: ThreadRows,
+    ) -> DbResult<Option<LoadedHistory>> {
         let thread = self.thread.id;
-        let Some(child) = child_of(tx, thread, &self.namespace).await? else {
+        let ThreadRows {
+            visibility,
+            newest,
+            interrupts,
+        } = rows;
+        let Some(child) = child_of(tx, thread, &self.namespace, visibility).await? else {
             return Ok(None);
         };
         let lane = lane_of(child.as_ref());
+        let is_newest = matches!(slice, HistorySlice::Newest);
         let (summaries, is_search) = match slice {
             HistorySlice::At(checkpoint) => (
                 checkpoints::load_summary(tx, thread, lane, checkpoint)
@@ -276,13 +336,7 @@ impl HistoryLoader {
                     .collect(),
                 false,
             ),
-            HistorySlice::Newest => (
-                checkpoints::newest_summary(tx, thread, lane)
-                    .await?
-                    .into_iter()
-                    .collect(),
-                false,
-            ),
+            HistorySlice::Newest => (self.read_newest(tx, lane, newest).await?.into_iter().collect(), false),
             HistorySlice::History { query, only, filter } => {
                 let agent = child
                     .as_ref()
@@ -306,19 +360,21 @@ impl HistoryLoader {
             return Ok(None);
         };
         let is_truncated = summaries.len() < count;
-        let next = match self.fields.tasks {
+        let next = match self.fields.tasks && !is_newest {
             true => checkpoints::next_after(tx, thread, lane, newest.seq).await?,
             false => None,
         };
         let (entries, is_cut) = self.entries(tx, lane, summaries, is_search, next.as_ref()).await?;
         let newest_run = match (newest.run, child.is_some()) {
-            (Some(run), false) if self.fields.tasks => runs::get_by_id(tx, run).await?,
+            (Some(run), false) if self.fields.tasks => match self.newest_run.take() {
+                Some(found) => Some(found),
+                None => runs::get_by_id(tx, run).await?,
+            },
             (_, _) => None,
         };
-        let interrupts = if self.fields.tasks {
-            self.interrupts(tx, lane).await?
-        } else {
-            vec![]
+        let interrupts = match interrupts {
+            Some(rows) => self.interrupts(tx, lane, rows).await?,
+            None => vec![],
         };
         let is_stopped = lane == Lane::Main && self.fields.tasks && next.is_none() && self.was_cancelled();
         let run_notes = self
@@ -335,6 +391,26 @@ impl HistoryLoader {
             is_cut: is_cut || is_truncated,
             newest_run,
         }))
+    }
+
+    /// The newest checkpoint of a lane. `rows` are those of the main agent, if they are to be read already.
+    async fn read_newest(
+        &mut self,
+        tx: &mut Tx<'_>,
+        lane: Lane,
+        rows: Option<NewestStep>,
+    ) -> DbResult<Option<CheckpointSummary>> {
+        let Some(NewestStep { checkpoint, run }) = rows else {
+            return checkpoints::newest_summary(tx, self.thread.id, lane).await;
+        };
+        self.newest = checkpoint.read(tx).await?;
+        let newest = self.newest.as_ref().map(|newest| newest.summary);
+        if let Some(id) = newest.and_then(|newest| newest.run) {
+            self.newest_run = run.read(tx).await?;
+            let run_notes = self.newest_run.as_ref().map(RunMetadata::of);
+            self.runs.insert(id, run_notes);
+        }
+        Ok(newest)
     }
 
     /// Returns whether the last run of the thread was cancelled.
@@ -367,7 +443,7 @@ impl HistoryLoader {
     /// Reads the requested fields of the checkpoints, newest first. `next` is the step after the newest one, if it is
     /// requested and exists.
     async fn entries(
-        &self,
+        &mut self,
         tx: &mut Tx<'_>,
         lane: Lane,
         summaries: Vec<CheckpointSummary>,
@@ -392,7 +468,10 @@ impl HistoryLoader {
                 first: oldest.seq,
                 last: newest.seq,
             };
-            checkpoints::walk(tx, span, self.fields.values, &mut entries).await?;
+            match self.newest.take() {
+                Some(newest) => newest.visit(tx, self.fields.values, &mut entries).await?,
+                None => checkpoints::walk(tx, span, self.fields.values, &mut entries).await?,
+            }
         } else {
             summaries.iter().rev().for_each(|summary| entries.add(*summary));
         }
@@ -415,9 +494,10 @@ impl HistoryLoader {
         &mut self,
         tx: &mut Tx<'_>,
         lane: Lane,
+        rows: interrupts::LaterInterrupts,
     ) -> DbResult<Vec<(TaskId, interrupts::InterruptRecord)>> {
         let mut all = vec![];
-        for record in interrupts::of_thread(tx, self.thread.id, None).await? {
+        for record in rows.read(tx).await? {
             let task = match record.lane {
                 own if own == lane => Some(record.interrupt.task),
                 Lane::Main => None,

@@ -267,7 +267,7 @@ mod tests {
             id,
             task,
             asker: InterruptSource::Call("c".into()),
-            question,
+            question: Arc::new(question),
             answer: None,
         }
     }

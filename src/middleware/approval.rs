@@ -5,7 +5,7 @@
 //! run. The question depends on the state alone, so a repeated question is the same.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
@@ -32,6 +32,9 @@ use crate::tool::{Halt, Scope, Toolbox};
 /// The reason of a rejection for which nobody has decided.
 const EXPIRED: &str = "Nobody decided in time.";
 
+/// The most schemas of calls that are kept for an agent.
+const MAX_KEPT: usize = 32;
+
 /// The approval middleware.
 pub struct Approval {
     rules: BTreeMap<String, Rule>,
@@ -40,6 +43,7 @@ pub struct Approval {
     approvers: Approvers,
     mode: InterruptMode,
     tools: Toolbox,
+    actions: ActionSchemas,
 }
 
 /// A rule with its condition ready for use.
@@ -75,6 +79,7 @@ impl Approval {
             approvers: Approvers::default(),
             mode: InterruptMode::default(),
             tools,
+            actions: ActionSchemas::default(),
         }
     }
 
@@ -232,7 +237,7 @@ impl Approval {
         // An edit changes the arguments; it does not replace the tool.
         let same = |spec: &&Arc<ToolSpec>| spec.name == call.name;
         let own: Vec<Arc<ToolSpec>> = self.tools.specs().iter().filter(same).cloned().collect();
-        schema["$defs"] = json!({"action": action_schema(&own)});
+        schema["$defs"] = json!({"action": self.actions.of(own)});
         Question {
             kind: QuestionKind::ToolApproval,
             value,
@@ -281,7 +286,7 @@ impl Approval {
             "required": ["decisions"],
         });
         if may_edit {
-            schema["$defs"] = json!({"action": action_schema(&self.tools.specs())});
+            schema["$defs"] = json!({"action": self.actions.of(self.tools.specs())});
         }
         schema
     }
@@ -562,6 +567,35 @@ fn decision_schema(allowed: &[DecisionKind], scopes: &[DecisionScope]) -> Value 
         schema["allOf"] = Value::Array(rules);
     }
     schema
+}
+
+/// The schemas of the calls of some tools, by these tools, the newest one last. To find out what can be embedded takes longer than
+/// everything else that a question needs.
+#[derive(Default)]
+struct ActionSchemas(Mutex<Vec<(Vec<Arc<ToolSpec>>, Value)>>);
+
+impl ActionSchemas {
+    /// Returns the schema of a call of one of `tools`.
+    fn of(&self, tools: Vec<Arc<ToolSpec>>) -> Value {
+        let is_same = |(one, other): (&Arc<ToolSpec>, &Arc<ToolSpec>)| Arc::ptr_eq(one, other) || one == other;
+        let are_these = |known: &[Arc<ToolSpec>]| known.len() == tools.len() && known.iter().zip(&tools).all(is_same);
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = lock()
+            .iter()
+            .find(|(known, _)| are_these(known))
+            .map(|(_, schema)| schema.clone());
+        if let Some(schema) = found {
+            return schema;
+        }
+        let schema = action_schema(&tools);
+        let mut kept = lock();
+        // The list of a server's tools may change again and again.
+        if kept.len() >= MAX_KEPT {
+            kept.remove(0);
+        }
+        kept.push((tools, schema.clone()));
+        schema
+    }
 }
 
 /// Returns the schema of a call of one of `tools`. Arguments are checked as far as the tool's schema can be embedded.

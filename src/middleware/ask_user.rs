@@ -355,7 +355,7 @@ mod tests {
         };
         let answer = asked[0].normalised(answer);
         asked[0].check(&answer).expect("a valid answer");
-        let scope = scope.answered(vec![(asked[0].clone(), answer)]);
+        let scope = scope.answered(vec![(Arc::new(asked[0].clone()), answer)]);
         tool.call(&scope, &State::default(), &call).await
     }
 

@@ -1,5 +1,7 @@
 //! The conversion of another server's interrupts into local questions.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 use super::responses::PeerInterrupt;
@@ -66,7 +68,7 @@ fn decisions(count: usize, configs: &[Value]) -> Value {
 
 /// Returns the `resume` value for these answers: by interrupt id, so that no answer goes to another interrupt. Old
 /// servers have ids in an unknown form; a single answer is sent to them without an id.
-pub fn resume(answers: &[(Question, Value)]) -> Value {
+pub fn resume(answers: &[(Arc<Question>, Value)]) -> Value {
     if let [(question, only)] = answers
         && !question.key.as_deref().is_some_and(is_id)
     {
@@ -127,14 +129,15 @@ mod tests {
             key: Some(id.to_owned()),
             ..first.clone()
         };
-        assert_eq!(resume(&[(named, json!(1))]), json!({id: 1}));
+        assert_eq!(resume(&[(Arc::new(named), json!(1))]), json!({id: 1}));
         let second = Question {
             key: Some("q2".to_owned()),
             ..first.clone()
         };
-        assert_eq!(resume(&[(first.clone(), json!(1))]), json!(1));
+        let first = Arc::new(first);
+        assert_eq!(resume(&[(Arc::clone(&first), json!(1))]), json!(1));
         assert_eq!(
-            resume(&[(first, json!(1)), (second, json!(2))]),
+            resume(&[(first, json!(1)), (Arc::new(second), json!(2))]),
             json!({"q1": 1, "q2": 2})
         );
     }

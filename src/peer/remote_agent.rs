@@ -323,7 +323,7 @@ impl RemoteTurn {
     }
 
     /// Returns the request for a run, with its input or with the answers to the questions.
-    fn run_request(&self, input: Option<Value>, answers: &[(Question, Value)]) -> RemoteRunRequest {
+    fn run_request(&self, input: Option<Value>, answers: &[(Arc<Question>, Value)]) -> RemoteRunRequest {
         let mut metadata = self.metadata();
         let levels = self.scope.budget.max_depth().saturating_sub(self.scope.depth);
         metadata.insert(LEVELS.to_owned(), levels.into());

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::dispatcher::Dispatcher;
-use super::prepare::FirstStep;
+use super::prepare::{ContinuedWork, FirstStep};
 use super::retry::{TransactionError, retry_while_busy};
 use super::shared::Core;
 use super::{BatchError, CancelAction, NewRun, ResourceRef, StartError, audit, log_lines, stored_bytes, trace};
@@ -44,7 +44,7 @@ pub(super) use start::{
     UnstoredRun, check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant_by_policies,
     refuse_by_policies, start_as, try_start,
 };
-pub(super) use withdraw::{Undone, leave_thread, undo, withdraw};
+pub(super) use withdraw::{Undone, leave_thread, leave_thread_without_messages, undo, withdraw};
 
 /// A run that was admitted.
 pub(super) struct Admitted {
@@ -57,6 +57,8 @@ pub(super) struct Admitted {
     pub(super) claimed: bool,
     /// The first step of a claimed run, if the same transaction stores it.
     pub(super) first_step: Option<Box<FirstStep>>,
+    /// The work that a claimed run continues, if the same transaction delivers the answers to it.
+    pub(super) continued: Option<Box<ContinuedWork>>,
     /// The run at work that this run displaces, with the action on its checkpoints. If it is at work in another process,
     /// that one was notified.
     pub(super) displaced: Option<(RunId, CancelAction)>,
@@ -272,7 +274,7 @@ impl Admission {
                 .begin_after(first_step, slot.and_then(TakenSlot::into_permit));
         } else if let Some(claim) = admitted.claim() {
             self.dispatcher
-                .begin(claim, true, slot.and_then(TakenSlot::into_permit));
+                .begin_admitted(claim, admitted.continued, slot.and_then(TakenSlot::into_permit));
         } else {
             drop(slot);
             self.dispatcher.has_queued();

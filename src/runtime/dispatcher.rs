@@ -17,7 +17,7 @@ use super::commit_order::CommitOrder;
 use super::interrupts::StoredDecisions;
 use super::jobs::JobQueue;
 use super::journal::LaneJournal;
-use super::prepare::{self, BegunRun, FirstStep, PlannedStep, ReadyMachine};
+use super::prepare::{self, BegunRun, ContinuedWork, FirstStep, PlannedStep, ReadyMachine};
 use super::registry::Registry;
 use super::retry::retry_until_available;
 use super::run_context::{RunContext, exit_reason_of};
@@ -92,6 +92,15 @@ pub(super) struct Dispatcher {
     pub(super) uncertain_claims: Arc<UncertainClaims>,
     /// Held while the lease is renewed or released. True once it is released: it must not come back then.
     pub(super) lease_released: tokio::sync::Mutex<bool>,
+}
+
+/// The part of the work on a run that the transaction that admitted it has done.
+#[derive(Default)]
+struct AdmittedWork {
+    /// The first step, if it is stored.
+    first_step: Option<Box<FirstStep>>,
+    /// The work that the run continues, if the answers to it are delivered.
+    continued: Option<Box<ContinuedWork>>,
 }
 
 /// A run at work in this process.
@@ -368,19 +377,44 @@ impl Dispatcher {
         if !followers.is_empty() && !followers.contains(&self.core.id) {
             Runs::new(self).cancel_unless_followed(claim.run.id);
         }
-        self.start_driving(Arc::new(self.run_context(claim)), fresh, None, permit);
+        self.start_driving(
+            Arc::new(self.run_context(claim)),
+            fresh,
+            AdmittedWork::default(),
+            permit,
+        );
+    }
+
+    /// Starts to drive a run that this process has claimed when it was admitted. Its followers, if it has any, are in this
+    /// process. `continued` is the work that it continues, if the answers to it are delivered.
+    pub(super) fn begin_admitted(
+        self: &Arc<Self>,
+        claim: Claim,
+        continued: Option<Box<ContinuedWork>>,
+        permit: Option<OwnedSemaphorePermit>,
+    ) {
+        let admitted = AdmittedWork {
+            first_step: None,
+            continued,
+        };
+        self.start_driving(Arc::new(self.run_context(claim)), true, admitted, permit);
     }
 
     /// Starts to drive a run whose first step is stored with its admission.
     pub(super) fn begin_after(self: &Arc<Self>, first_step: Box<FirstStep>, permit: Option<OwnedSemaphorePermit>) {
-        self.start_driving(Arc::clone(&first_step.run_context), true, Some(first_step), permit);
+        let run_context = Arc::clone(&first_step.run_context);
+        let admitted = AdmittedWork {
+            first_step: Some(first_step),
+            continued: None,
+        };
+        self.start_driving(run_context, true, admitted, permit);
     }
 
     fn start_driving(
         self: &Arc<Self>,
         run_context: Arc<RunContext>,
         fresh: bool,
-        first_step: Option<Box<FirstStep>>,
+        admitted: AdmittedWork,
         permit: Option<OwnedSemaphorePermit>,
     ) {
         let run = &run_context.run;
@@ -409,7 +443,7 @@ impl Dispatcher {
                 this.at_rest(|other| other == id).await;
                 this.active().insert(id, active);
             }
-            let work = AssertUnwindSafe(this.work(&run_context, first_step, stop, leave)).catch_unwind();
+            let work = AssertUnwindSafe(this.work(&run_context, admitted, stop, leave)).catch_unwind();
             if work.await.is_err() {
                 tracing::error!(run = %id, "a run panicked");
                 let text = format!("The server failed. Its log has the cause under the id of the run, {id}.");
@@ -468,11 +502,12 @@ impl Dispatcher {
     async fn work(
         self: &Arc<Self>,
         run_context: &Arc<RunContext>,
-        first_step: Option<Box<FirstStep>>,
+        admitted: AdmittedWork,
         stop: CancellationToken,
         leave: CancellationToken,
     ) {
         let run = &run_context.run;
+        let AdmittedWork { first_step, continued } = admitted;
         let begun = first_step.map(|first_step| first_step.publish());
         // The crashes are checked before anything is loaded, since loading may be the cause of the crash.
         if run_context.crashes >= MAX_CRASHES {
@@ -485,7 +520,7 @@ impl Dispatcher {
                 )
                 .await;
         }
-        let Some(ready) = self.make_ready(run_context, begun).await else {
+        let Some(ready) = self.make_ready(run_context, begun, continued).await else {
             return;
         };
         let ReadyMachine {
@@ -540,7 +575,12 @@ impl Dispatcher {
     }
 
     /// Makes a run ready to be driven. If that fails, the run is ended, or released when the database did not answer.
-    async fn make_ready(&self, run_context: &Arc<RunContext>, begun: Option<BegunRun>) -> Option<ReadyMachine> {
+    async fn make_ready(
+        &self,
+        run_context: &Arc<RunContext>,
+        begun: Option<BegunRun>,
+        continued: Option<Box<ContinuedWork>>,
+    ) -> Option<ReadyMachine> {
         let opened = match begun {
             Some(begun) => prepare::go_on(run_context, begun).await,
             None => {
@@ -557,7 +597,7 @@ impl Dispatcher {
                         return None;
                     }
                 }
-                prepare::open(run_context, known).await
+                prepare::open(run_context, known, continued).await
             }
         };
         match opened {

@@ -6,11 +6,11 @@
 //! that the thread has left it waits on (`branches.rs`).
 //!
 //! Every resolution is a [`Resolution`] that a new run brings. The transaction that admits the run stores it in the
-//! rows of the interrupts. The positions of the agents change when the run begins (`deliver.rs`). That step can be
-//! repeated, so a crash in between loses nothing, and a run that is cancelled before it begins leaves the interrupts
-//! open. Such a run begins before all others that are queued on the thread, so that an answer is used once it is
-//! accepted. Only a run that is at work by then, and has not begun to write, may go on without it: the interrupts are
-//! dropped then, and the run with the answer fails.
+//! rows of the interrupts. The positions of the agents change when the run begins (`deliver.rs`): in the same transaction,
+//! if it begins at once and only the main agent has asked. That step can be repeated, so a crash in between loses nothing,
+//! and a run that is cancelled before it begins leaves the interrupts open. Such a run begins before all others that are
+//! queued on the thread, so that an answer is used once it is accepted. Only a run that is at work by then, and has not
+//! begun to write, may go on without it: the interrupts are dropped then, and the run with the answer fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,9 +42,9 @@ pub use answer::{InterruptReply, RespondError};
 pub use branches::open_interrupts;
 
 pub(super) use approvers::{check_way, goes_around, record_attempt};
-pub(super) use branches::{can_be_answered, hold_messages, open_at};
+pub(super) use branches::{LaterOpen, can_be_answered, hold_messages, open_at};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
-pub(super) use deliver::{deliver, is_late, waiting_agents};
+pub(super) use deliver::{AnswerDelivery, Delivered, DeliveredEnd, deliver, is_late, waiting_agents};
 pub(super) use expire::{
     ExpiredInterrupts, drop_for_end, drop_for_input, drop_for_update, drop_of_subagents, resume_expired,
 };
@@ -87,7 +87,7 @@ impl Interrupts {
 }
 
 /// Stores a resolution in the rows of the interrupts, on behalf of the run that brings it, and puts it into the command
-/// of the run.
+/// of the run. `open` are the open interrupts, if they are to be read already.
 ///
 /// # Errors
 /// Returns the refusal of an answer that does not fit the open interrupts.
@@ -96,19 +96,22 @@ pub(super) async fn resolve(
     run: &mut Run,
     resolution: &Resolution,
     caller: &Identity,
+    open: Option<LaterOpen>,
 ) -> Result<(), StartError> {
-    let is_of_client = matches!(resolution, Resolution::Answered(_) | Resolution::AnsweredAlone(..));
-    let mut branch = None;
+    let mut place = None;
+    let mut matched_records = vec![];
     let answers = match resolution {
         Resolution::Answered(answer) => {
-            let matched = answer::match_answer(tx, run, answer, caller).await?;
-            branch = matched.branch;
+            let matched = answer::match_answer(tx, run, answer, caller, open).await?;
+            place = matched.place;
+            matched_records = matched.open;
             Some(matched.answers)
         }
         Resolution::AnsweredAlone(id, answer) => {
             let by_id = json!({id.0.clone(): answer});
-            let matched = answer::match_answer(tx, run, &by_id, caller).await?;
-            branch = matched.branch;
+            let matched = answer::match_answer(tx, run, &by_id, caller, open).await?;
+            place = matched.place;
+            matched_records = matched.open;
             Some(matched.answers)
         }
         Resolution::AnsweredRemotely(child) => Some(remote::placeholders(tx, *child).await?),
@@ -116,8 +119,12 @@ pub(super) async fn resolve(
         Resolution::Cancelled(_) => None,
     };
     for (id, answer) in answers.iter().flatten() {
-        if is_of_client && let Some(record) = db::interrupts::find(tx, run.thread, id).await? {
-            remember::remember(tx, run, &record, answer, caller).await?;
+        let found = matched_records.iter().find(|record| record.interrupt.id == *id);
+        if let Some(record) = found {
+            remember::remember(tx, run, record, answer, caller).await?;
+            db::interrupts::resolve_found(tx, record, answer, run.id, run.created_at).await?;
+            audit::record_answer(tx, caller, run.thread, id, answer, run.created_at).await?;
+            continue;
         }
         if matches!(resolution, Resolution::Expired(_)) {
             db::interrupts::expire(tx, run.thread, id, answer, Some(run.id), run.created_at).await?;
@@ -127,8 +134,8 @@ pub(super) async fn resolve(
         audit::record_answer(tx, caller, run.thread, id, answer, run.created_at).await?;
     }
     // The thread may go on elsewhere before the run begins, so the place is stored even if it is the newest now.
-    let branch = match branch {
-        Some(branch) => Some(branch),
+    let branch = match place {
+        Some(place) => Some(place),
         None => db::checkpoints::newest_id(tx, run.thread, Lane::Main).await?,
     };
     let command = run.request.command.get_or_insert_with(Command::default);

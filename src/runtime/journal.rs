@@ -15,7 +15,9 @@ use super::run_context::{RunContext, exit_reason_of};
 use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Child, ChildAdmission, ChildRecord, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
+use crate::agent::{
+    Child, ChildAdmission, ChildRecord, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,
+};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbError, DbResult, Tx, warn_of};
 use crate::domain::checkpoint::{Entry, Lane};
@@ -26,7 +28,7 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::limits::{Totals, Usage};
 use crate::domain::machine::{Failure, Machine, Position};
-use crate::domain::run::{Lineage, Run, RunStatus};
+use crate::domain::run::{DelegatedTask, Lineage, Run, RunStatus};
 use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
 use crate::domain::trace::{SpanData, SpanId, TraceScope};
@@ -36,8 +38,8 @@ mod child;
 mod commit;
 mod first_commit;
 
-use child::AdmittedChild;
-use commit::{CommitBatch, CommitOutcome, PlacedFact, PlacedStep, RunEnd, write_batch};
+use child::{AdmittedChild, PreparedChild};
+use commit::{CommitBatch, CommitOutcome, NewChild, PlacedFact, PlacedStep, RunEnd, write_batch};
 
 pub(super) use first_commit::FirstCommit;
 
@@ -112,9 +114,9 @@ impl LaneJournal {
         }
     }
 
-    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork, meter: &Arc<Meter>) -> Box<dyn Journal> {
+    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork, meter: &Arc<Meter>) -> Self {
         let root = self.run_context.run.id;
-        Box::new(Self {
+        Self {
             trace: self.run_context.trace.at(SpanId::of_child(run.id, root)),
             created: Some(run.created_at),
             ended: AtomicBool::new(false),
@@ -128,7 +130,7 @@ impl LaneJournal {
             stored: Mutex::default(),
             stop: at_work.stop().clone(),
             _at_work: Some(at_work),
-        })
+        }
     }
 
     /// Registers a child before its row is written or read, since a cancellation reads the row first.
@@ -172,17 +174,17 @@ impl LaneJournal {
             left,
         } = writes;
         let count = notes.len();
-        let head = machine.head.map(|head| (head, machine.position.clone()));
         let mut batch = CommitBatch {
             first,
             count,
             at,
+            children: vec![],
             entries: vec![],
             facts: vec![],
             items,
             left,
             asked: vec![],
-            head,
+            head: None,
             ended: None,
             report: None,
             used: self.used(at),
@@ -223,6 +225,12 @@ impl LaneJournal {
                 body,
             }));
         }
+        // The newest step is stored with its position.
+        let is_stored = |head: &CheckpointId| batch.entries.iter().any(|placed| placed.entry.id == *head);
+        batch.head = machine
+            .head
+            .filter(|head| !is_stored(head))
+            .map(|head| (head, machine.position.clone()));
         batch
     }
 
@@ -245,9 +253,6 @@ impl LaneJournal {
         let entry = Arc::new(entry);
         let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = machine.head == Some(entry.id);
-        if newest {
-            batch.head = None;
-        }
         batch.entries.push(PlacedStep {
             seq,
             segment: *segment.get_or_insert(seq),
@@ -277,6 +282,7 @@ impl LaneJournal {
                     status: *status,
                     error: error.clone(),
                     waits: machine.has_work_left(),
+                    looks_for_messages: false,
                 });
                 batch.report = self.report(machine, *status, error.as_ref(), batch.at);
                 batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
@@ -404,10 +410,14 @@ impl LaneJournal {
         core.webhooks.delivery(&report, ownership)
     }
 
-    /// Counts the stored events in the metrics and the log.
+    /// Counts a commit and its events in the metrics and the log.
     fn count(&self, events: &[Arc<Event>], begun: Instant) {
+        self.run_context.core.metrics.work().committed(begun.elapsed());
+        self.count_events(events);
+    }
+
+    fn count_events(&self, events: &[Arc<Event>]) {
         let work = self.run_context.core.metrics.work();
-        work.committed(begun.elapsed());
         let age = self.run_context.core.clock.now().since(self.began);
         events.iter().for_each(|event| work.record_event(event, age));
         let main = &self.run_context.run;
@@ -421,8 +431,167 @@ impl LaneJournal {
         });
     }
 
+    /// Stores writes like [`Journal::commit`], and these new child runs with their starts. Returns false if one of the child runs
+    /// exists: then nothing is stored.
+    async fn commit_with(
+        &self,
+        machine: &Machine,
+        notes: Vec<PendingWrite>,
+        children: &[UnstoredChild],
+    ) -> Result<bool, ExitReason> {
+        let ends = notes
+            .iter()
+            .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
+        let fault = |error: DbError| {
+            self.run_context.core.metrics.work().commit_failed("database");
+            exit_reason_of(self.run_context.run.id, &error)
+        };
+        let rest = match ends {
+            true => Some(
+                retry_until_available(self.run_context.run.id, || self.rest())
+                    .await
+                    .map_err(fault)?,
+            ),
+            false => None,
+        };
+        let repeats = |note: &PendingWrite| matches!(note, PendingWrite::Repeated { .. });
+        let notes = match notes.iter().any(repeats) {
+            true => self.without_resolved(notes).await.map_err(fault)?,
+            false => notes,
+        };
+        let writes = SplitWrites::of(notes);
+        let starts = children.iter().map(UnstoredChild::count).sum::<usize>();
+        let first = self.run_context.log.reserve(writes.events.len() + starts);
+        let segment = *self.segment.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut batch = self.build_step(machine, writes, rest, first);
+        for child in children {
+            let new = child.build(batch.numbers().end);
+            batch.children.push(new);
+        }
+        let span = self.begin_span(&batch);
+        let begun = Instant::now();
+        let stored = match self.store(batch).await {
+            Err(DbError::Conflict(_)) if !children.is_empty() => {
+                self.forget_step(segment);
+                return Ok(false);
+            }
+            stored => stored.map_err(fault)?,
+        };
+        let Some(stored) = stored else {
+            self.run_context.core.metrics.work().commit_failed("lease");
+            return Err(ExitReason::LeaseLost);
+        };
+        self.trace.end(span);
+        self.settle_segment(first, &stored);
+        if let Some(end) = &stored.ended {
+            self.record_span(end, machine);
+        }
+        stored.asked.iter().for_each(log_lines::interrupt_raised);
+        if stored.asked.iter().any(|asked| asked.expires_at().is_some()) {
+            self.run_context.core.jobs.discover();
+        }
+        self.count(&stored.events, begun);
+        for (child, new) in children.iter().zip(&stored.children) {
+            if let Some(start) = &new.first {
+                child.journal.settle_segment(start.first - stored.first + first, start);
+                child.journal.count_events(&start.events);
+            }
+        }
+        let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
+        if let (true, Some(head)) = (main_ended, machine.head) {
+            self.run_context.core.db.states().put_end(
+                self.run_context.run.thread,
+                head,
+                Arc::new(machine.state.clone()),
+            );
+        }
+        let starts = stored.children.into_iter().filter_map(|child| child.first);
+        let events = stored.events.into_iter().chain(starts.flat_map(|start| start.events));
+        self.run_context.log.publish(events);
+        if stored.report.is_some() {
+            self.run_context.core.jobs.wake();
+        }
+        Ok(true)
+    }
+
+    /// Undoes the preparation of a step that was not stored. `segment` is the one that the next checkpoint continued before.
+    fn forget_step(&self, segment: Option<i64>) {
+        *self.segment.lock().unwrap_or_else(PoisonError::into_inner) = segment;
+        // The next step stores the usage again.
+        *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Usage::default();
+    }
+
+    /// Returns a child run that is about to be stored, or was stored just now.
+    fn unstored_child(
+        &self,
+        prepared: PreparedChild,
+        order: DelegatedTask,
+        at_work: AtWork,
+        start: Option<ChildStart>,
+    ) -> UnstoredChild {
+        let run = &prepared.run;
+        let stop = at_work.stop().clone();
+        let meter = Arc::new(Meter::new(Usage::default(), run.created_at));
+        let journal = self.child_journal(run, None, at_work, &meter);
+        UnstoredChild {
+            prepared: Arc::new(prepared),
+            order,
+            stop,
+            meter,
+            journal,
+            start,
+        }
+    }
+
+    /// Returns a child run that was stored just now.
+    async fn new_child(&self, child: UnstoredChild) -> Result<Child, ExitReason> {
+        let UnstoredChild {
+            prepared,
+            order,
+            stop,
+            meter,
+            journal,
+            start,
+        } = child;
+        let known = self.known(&prepared.run).await?;
+        let is_begun = start.is_some();
+        let (machine, input) = match start {
+            Some(start) => (start.machine, Some(start.input)),
+            None => (Machine::default(), None),
+        };
+        Ok(Child {
+            id: prepared.run.id,
+            machine,
+            order,
+            stop,
+            meter,
+            known,
+            input,
+            is_begun,
+            journal: Box::new(journal),
+        })
+    }
+
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
     async fn write(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
+        let written = self.write_once(Arc::clone(&batch), before.clone()).await;
+        // Either the row of the run is not as this process left it, or the thread may have queued messages.
+        let looking = match (&written, self.origin.lane) {
+            (Err(DbError::NoRow), Lane::Main) => batch.looking_for_messages(),
+            (Ok(_) | Err(_), Lane::Main | Lane::Child(_)) => None,
+        };
+        let written = match looking {
+            Some(batch) => self.write_once(Arc::new(batch), before).await,
+            None => written,
+        };
+        match written {
+            // The row of the run is not as this process left it.
+            Err(DbError::NoRow) => Ok(CommitOutcome::Lost),
+            written => written,
+        }
+    }
+
+    async fn write_once(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
         let run_context = Arc::clone(&self.run_context);
         let lane = self.origin.lane;
         let ends = lane == Lane::Main && batch.ended.is_some();
@@ -441,11 +610,7 @@ impl LaneJournal {
                 Ok(written)
             })
         });
-        match write.await {
-            // The row of the run is not as this process left it.
-            Err(DbError::NoRow) => Ok(CommitOutcome::Lost),
-            written => written,
-        }
+        write.await
     }
 
     /// Stores a batch. While the database is unavailable the write is retried, since the work cannot be repeated.
@@ -461,7 +626,7 @@ impl LaneJournal {
         let outcome = loop {
             let before = tried
                 .iter()
-                .filter(|_| batch.count > 0)
+                .filter(|_| batch.total() > 0)
                 .map(|range: &Range<i64>| range.start);
             let error = match self.write(Arc::clone(&batch), before.collect()).await {
                 Ok(CommitOutcome::Now) => break Ok(Some(Arc::unwrap_or_clone(batch))),
@@ -482,7 +647,7 @@ impl LaneJournal {
             };
             warn_of!(error, run = %self.run_context.run.id, "a step cannot be stored yet");
             tokio::time::sleep(pause).await;
-            batch = Arc::new(batch.renumbered(self.run_context.log.reserve(batch.count)));
+            batch = Arc::new(batch.renumbered(self.run_context.log.reserve(batch.total())));
         };
         if matches!(outcome, Ok(Some(_))) {
             self.run_context.has_first_seq.store(true, Ordering::Relaxed);
@@ -602,6 +767,36 @@ impl ChildRequest {
     }
 }
 
+/// A child run that is about to be stored, or was stored just now.
+struct UnstoredChild {
+    prepared: Arc<PreparedChild>,
+    order: DelegatedTask,
+    stop: CancellationToken,
+    meter: Arc<Meter>,
+    journal: LaneJournal,
+    /// The start that is stored with it.
+    start: Option<ChildStart>,
+}
+
+impl UnstoredChild {
+    /// Returns the number of events of its start.
+    fn count(&self) -> usize {
+        self.start.as_ref().map_or(0, |start| start.pending.len())
+    }
+
+    /// Builds its part of a batch, with numbers from `first` on.
+    fn build(&self, first: i64) -> NewChild {
+        let start = self.start.as_ref().map(|start| {
+            let writes = SplitWrites::of(start.pending.clone());
+            self.journal.build_step(&start.machine, writes, None, first)
+        });
+        NewChild {
+            prepared: Arc::clone(&self.prepared),
+            first: start,
+        }
+    }
+}
+
 /// A child run as it is stored.
 struct StoredChild {
     run: Run,
@@ -662,60 +857,7 @@ impl SplitWrites {
 
 impl Journal for LaneJournal {
     fn commit<'a>(&'a self, machine: &'a Machine, notes: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
-        Box::pin(async move {
-            let ends = notes
-                .iter()
-                .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
-            let fault = |error: DbError| {
-                self.run_context.core.metrics.work().commit_failed("database");
-                exit_reason_of(self.run_context.run.id, &error)
-            };
-            let rest = match ends {
-                true => Some(
-                    retry_until_available(self.run_context.run.id, || self.rest())
-                        .await
-                        .map_err(fault)?,
-                ),
-                false => None,
-            };
-            let repeats = |note: &PendingWrite| matches!(note, PendingWrite::Repeated { .. });
-            let notes = match notes.iter().any(repeats) {
-                true => self.without_resolved(notes).await.map_err(fault)?,
-                false => notes,
-            };
-            let writes = SplitWrites::of(notes);
-            let first = self.run_context.log.reserve(writes.events.len());
-            let batch = self.build_step(machine, writes, rest, first);
-            let span = self.begin_span(&batch);
-            let begun = Instant::now();
-            let Some(stored) = self.store(batch).await.map_err(fault)? else {
-                self.run_context.core.metrics.work().commit_failed("lease");
-                return Err(ExitReason::LeaseLost);
-            };
-            self.trace.end(span);
-            self.settle_segment(first, &stored);
-            if let Some(end) = &stored.ended {
-                self.record_span(end, machine);
-            }
-            stored.asked.iter().for_each(log_lines::interrupt_raised);
-            if stored.asked.iter().any(|asked| asked.expires_at().is_some()) {
-                self.run_context.core.jobs.discover();
-            }
-            self.count(&stored.events, begun);
-            let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
-            if let (true, Some(head)) = (main_ended, machine.head) {
-                self.run_context.core.db.states().put_end(
-                    self.run_context.run.thread,
-                    head,
-                    Arc::new(machine.state.clone()),
-                );
-            }
-            self.run_context.log.publish(stored.events);
-            if stored.report.is_some() {
-                self.run_context.core.jobs.wake();
-            }
-            Ok(())
-        })
+        Box::pin(async move { self.commit_with(machine, notes, &[]).await.map(drop) })
     }
 
     fn publish(&self, delta: Delta) {
@@ -766,21 +908,8 @@ impl Journal for LaneJournal {
             match admitted {
                 AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
                 AdmittedChild::Admitted(run) if run.created_at == now => {
-                    let stop = at_work.stop().clone();
-                    let meter = Arc::new(Meter::new(Usage::default(), now));
-                    let journal = self.child_journal(&run, None, at_work, &meter);
-                    let known = self.known(&run).await?;
-                    let machine = Machine::default();
-                    let child = Child {
-                        id,
-                        machine,
-                        order,
-                        stop,
-                        meter,
-                        known,
-                        input: None,
-                        journal,
-                    };
+                    let child = self.unstored_child(PreparedChild::of(*run), order, at_work, None);
+                    let child = self.new_child(child).await?;
                     Ok(ChildAdmission::Admitted(Box::new(child)))
                 }
                 AdmittedChild::Admitted(_) => match self.find_child(id).await? {
@@ -788,6 +917,33 @@ impl Journal for LaneJournal {
                     None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
                 },
             }
+        })
+    }
+
+    fn new_children<'a>(
+        &'a self,
+        parent: &'a Machine,
+        pending: Vec<PendingWrite>,
+        requests: Vec<(NewChildRun, Option<ChildStart>)>,
+    ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>> {
+        Box::pin(async move {
+            let now = self.run_context.core.clock.now();
+            let mut unstored = Vec::with_capacity(requests.len());
+            for (new_run, start) in requests {
+                let Ok(prepared) = child::prepare(&self.run_context, &new_run, now) else {
+                    return Ok(None);
+                };
+                let at_work = self.register_child(new_run.id);
+                unstored.push(self.unstored_child(prepared, new_run.order, at_work, start));
+            }
+            if !self.commit_with(parent, pending, &unstored).await? {
+                return Ok(None);
+            }
+            let mut children = Vec::with_capacity(unstored.len());
+            for child in unstored {
+                children.push(self.new_child(child).await?);
+            }
+            Ok(Some(children))
         })
     }
 
@@ -819,7 +975,7 @@ impl Journal for LaneJournal {
                     stop.cancel();
                 }
                 let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
-                let journal = self.child_journal(&run, segment, at_work, &meter);
+                let journal = Box::new(self.child_journal(&run, segment, at_work, &meter));
                 let order = run.order().unwrap_or_default();
                 (
                     run.lineage,
@@ -831,6 +987,7 @@ impl Journal for LaneJournal {
                         meter,
                         known,
                         input,
+                        is_begun: false,
                         journal,
                     },
                 )

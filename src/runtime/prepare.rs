@@ -1,20 +1,21 @@
 //! Preparation of a run: with new input, with answers, from an older checkpoint, or where a crash left it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::background;
-use super::interrupts;
+use super::interrupts::{self, AnswerDelivery, Delivered, DeliveredEnd};
 use super::ledger::BudgetLedger;
 use super::quotas::RunAccount;
 use super::run_context::RunContext;
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
-use crate::db::{self, DbResult, Tx};
+use crate::db::checkpoints::LogEnd;
+use crate::db::{self, DbError, DbResult, Tx};
 use crate::definition::builtins::{BACKGROUND, Builtin};
 use crate::domain::background::BudgetScope;
-use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
 use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId};
@@ -69,6 +70,27 @@ struct Found {
     max_seq: i64,
 }
 
+impl Found {
+    /// Returns the state at the end of a log for run `run`, which brings answers, if that state is in memory.
+    fn in_memory(tx: &Tx<'_>, end: DeliveredEnd, run: RunId) -> Option<Self> {
+        let DeliveredEnd { summary, newest } = end;
+        let own = newest.run == Some(run);
+        let (machine, segment) = db::checkpoints::machine_in_memory(tx, Some(newest))?;
+        let loaded = LoadedMachine {
+            machine,
+            segment,
+            remembers: summary.has_decisions,
+        };
+        Some(Self {
+            loaded,
+            own,
+            start: Start::Newest,
+            input: None,
+            max_seq: summary.max_seq,
+        })
+    }
+}
+
 /// The checkpoint at which a run begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Start {
@@ -88,6 +110,10 @@ pub(super) const CRASH_GAP: i64 = 1 << 20;
 /// dropped, or the thread has an open interrupt that is assigned to others, and the run would continue beside it.
 pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<Failure>> {
     let run = &run_context.run;
+    // A run that was claimed where it was admitted has not waited: the admission has found no obstacle.
+    if run_context.fence == 0 {
+        return Ok(None);
+    }
     if is_late(run_context).await? {
         let text = "The thread went on without this answer before the run began: the question was dropped, and the answer \
             had no effect.";
@@ -127,32 +153,35 @@ async fn is_late(run_context: &RunContext) -> DbResult<bool> {
     read.await
 }
 
-/// Loads the machine of a run, applies the request to it and opens the log.
-pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) -> DbResult<ReadyMachine> {
+/// Loads the machine of a run, applies the request to it and opens the log. `continued` is the work that the run continues, if
+/// what the run brings was delivered when it was admitted.
+pub(super) async fn open(
+    run_context: &RunContext,
+    known: Arc<RegisteredAgent>,
+    continued: Option<Box<ContinuedWork>>,
+) -> DbResult<ReadyMachine> {
     let run = &run_context.run;
-    let mut branch = None;
-    if (run.attempt > 1 || continues_work(&run.request)) && run.request.compaction.is_none() {
-        let thread = run.thread;
-        let id = run.id;
-        let command = run.request.command.as_ref();
-        let answers = command.and_then(|command| command.resume.clone());
-        let asked_at = command.and_then(|command| command.continuation.branch);
-        let deliver = run_context.core.db.write(move |tx| {
-            Box::pin(async move { interrupts::deliver(tx, thread, id, asked_at, answers.as_ref()).await })
-        });
-        branch = deliver.await?;
-    }
+    let goes_on = (run.attempt > 1 || continues_work(&run.request)) && run.request.compaction.is_none();
+    let ContinuedWork { branch, found, earlier } = match continued {
+        Some(continued) => *continued,
+        None if goes_on => continue_work(run_context).await?,
+        None => ContinuedWork::default(),
+    };
+    let found = match found {
+        Some(found) => found,
+        None => load(run_context, run, branch).await?,
+    };
     let Found {
         loaded,
         own,
         start,
         input,
         max_seq,
-    } = load(run_context, run, branch).await?;
+    } = found;
     run_context.log.open(next_seq(run, max_seq));
     let resumed = own || loaded.machine.head.is_some() && continues_work(&run.request) && input.is_none();
     let notes = vec![started(run, &loaded.machine, resumed)];
-    let mut ready = ReadyMachine::of(run_context, known, loaded, notes).await?;
+    let mut ready = ReadyMachine::of(run_context, known, loaded, notes, earlier).await?;
     let is_begun = own || run.request.compaction.is_some();
     if !is_begun {
         ready.begin(run_context, &start, input).await?;
@@ -161,10 +190,87 @@ pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) 
     Ok(ready)
 }
 
+/// The work that a run continues, after what it brings was delivered.
+#[derive(Default)]
+pub(super) struct ContinuedWork {
+    /// The older checkpoint from which the run continues, if it does not continue from the newest.
+    branch: Option<CheckpointId>,
+    /// The state at which it begins, if it was read already.
+    found: Option<Found>,
+    /// The runs that it continues, if they were read already.
+    earlier: Option<EarlierRuns>,
+}
+
+/// Delivers the answers that a run brings in the transaction that admits it for this process, and reads what else it needs, as
+/// far as that is in memory or small. None if the driver of the run has to do that: an agent besides the main one gets something,
+/// the run continues an older checkpoint, or what is stored cannot be read, which ends the run but does not refuse the request.
+pub(super) async fn continue_at_once(tx: &mut Tx<'_>, run: &Run) -> DbResult<Option<Box<ContinuedWork>>> {
+    let Some(command) = run.request.command.as_ref().filter(|command| command.resumes()) else {
+        return Ok(None);
+    };
+    let Some(asked_at) = command.continuation.branch else {
+        return Ok(None);
+    };
+    let resumed = db::interrupts::resumed_later(tx, run.thread).await?;
+    let answers = command.resume.as_ref();
+    let delivery = match AnswerDelivery::find(tx, run.thread, run.id, Some(asked_at), answers).await {
+        Ok(delivery) if delivery.is_for_newest() => delivery,
+        Ok(_) => return Ok(None),
+        Err(error) if is_unreadable(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let resumed = resumed.read(tx).await?;
+    let end = delivery.give_to_newest(tx).await?;
+    Ok(Some(Box::new(ContinuedWork {
+        branch: None,
+        found: end.and_then(|end| Found::in_memory(tx, end, run.id)),
+        earlier: Some(EarlierRuns::along(tx, resumed, run.id).await?),
+    })))
+}
+
+/// Returns whether an error is that something stored cannot be read.
+fn is_unreadable(error: &DbError) -> bool {
+    error.is_corrupt() || matches!(error, DbError::Sealed(_))
+}
+
+/// Delivers what a run brings. If it brings answers, and begins for the first time, the same transaction reads what else it needs,
+/// as far as that is in memory or small: other writes wait for it.
+async fn continue_work(run_context: &RunContext) -> DbResult<ContinuedWork> {
+    let run = &run_context.run;
+    let thread = run.thread;
+    let id = run.id;
+    let command = run.request.command.as_ref();
+    let answers = command.and_then(|command| command.resume.clone());
+    let asked_at = command.and_then(|command| command.continuation.branch);
+    let reads_on = run.attempt == 1 && asked_at.is_some() && command.is_some_and(Command::resumes);
+    let write = run_context.core.db.write(move |tx| {
+        Box::pin(async move {
+            let resumed = match reads_on {
+                true => Some(db::interrupts::resumed_later(tx, thread).await?),
+                false => None,
+            };
+            let Delivered { branch, end } = interrupts::deliver(tx, thread, id, asked_at, answers.as_ref()).await?;
+            let Some(resumed) = resumed else {
+                return DbResult::Ok(ContinuedWork {
+                    branch,
+                    ..ContinuedWork::default()
+                });
+            };
+            let resumed = resumed.read(tx).await?;
+            Ok(ContinuedWork {
+                branch,
+                found: end.and_then(|end| Found::in_memory(tx, end, id)),
+                earlier: Some(EarlierRuns::along(tx, resumed, id).await?),
+            })
+        })
+    });
+    write.await
+}
+
 /// Continues a run whose first step is stored.
 pub(super) async fn go_on(run_context: &RunContext, begun: BegunRun) -> DbResult<ReadyMachine> {
     let BegunRun { known, loaded } = begun;
-    ReadyMachine::of(run_context, known, loaded, vec![]).await
+    ReadyMachine::of(run_context, known, loaded, vec![], None).await
 }
 
 /// Returns the write that a run starts at the checkpoint of its machine.
@@ -195,16 +301,18 @@ fn give_input(machine: &mut Machine, plan: &Plan, input: &Value) -> [PendingWrit
 }
 
 impl ReadyMachine {
-    /// Opens the budget of a run whose machine is loaded. `notes` are the writes that are still to be stored.
+    /// Opens the budget of a run whose machine is loaded. `notes` are the writes that are still to be stored. `earlier` are the
+    /// runs that it continues, if they were read already.
     async fn of(
         run_context: &RunContext,
         known: Arc<RegisteredAgent>,
         loaded: LoadedMachine,
         notes: Vec<PendingWrite>,
+        earlier: Option<EarlierRuns>,
     ) -> DbResult<Self> {
         let run = &run_context.run;
         let plan = plan_of(run, &known);
-        let (budget, first) = budget(run_context, &known).await?;
+        let (budget, first) = budget(run_context, &known, earlier).await?;
         let origin = RunOrigin {
             first,
             hops: run.hops(),
@@ -301,10 +409,12 @@ struct UsedSoFar {
 
 impl UsedSoFar {
     async fn in_tree(tx: &mut Tx<'_>, run: RunId) -> DbResult<Self> {
-        let used = db::runs::usages(tx, run).await?;
+        let used = db::runs::usages_later(tx, run).await?;
+        let begun = db::trees::delegations_later(tx, run).await?;
+        let used = used.read(tx).await?;
         let stored = used.get(&run).copied().unwrap_or_default();
         // A task may have begun although its call has not returned.
-        let begun = u64::try_from(db::trees::delegations(tx, run).await?).unwrap_or(0);
+        let begun = begun.count(tx).await?;
         let own = Usage {
             children: stored.children.max(begun),
             ..stored
@@ -321,60 +431,92 @@ impl UsedSoFar {
         })
     }
 
-    /// Returns the usage of the earlier runs that this run continues with answers, and the first of these runs, which
-    /// brought the input.
-    async fn before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<(Self, RunId)> {
-        let mut spent = Self::default();
-        let mut asked = db::interrupts::resumed(tx, thread).await?;
-        let mut last = run;
-        // The entry is removed, so that two runs that refer to each other end the loop.
-        while let Some(before) = asked.remove(&last) {
-            let Self { own, whole } = Self::in_tree(tx, before).await?;
-            spent = Self {
-                own: spent.own.plus(own),
-                whole: spent.whole.plus(whole),
-            };
-            last = before;
+    fn plus(self, other: Self) -> Self {
+        Self {
+            own: self.own.plus(other.own),
+            whole: self.whole.plus(other.whole),
         }
-        Ok((spent, last))
+    }
+}
+
+/// The earlier runs that a run continues with answers.
+#[derive(Clone, Copy)]
+struct EarlierRuns {
+    used: UsedSoFar,
+    /// The first of them, which brought the input; the run itself if it continues none.
+    first: RunId,
+}
+
+impl EarlierRuns {
+    /// Returns those of a run that continues none.
+    fn none(run: RunId) -> Self {
+        Self {
+            used: UsedSoFar::default(),
+            first: run,
+        }
+    }
+
+    async fn of(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Self> {
+        let resumed = db::interrupts::resumed(tx, thread).await?;
+        Self::along(tx, resumed, run).await
+    }
+
+    /// Returns the earlier runs by the [runs that brought answers](db::interrupts::resumed).
+    async fn along(tx: &mut Tx<'_>, mut resumed: HashMap<RunId, RunId>, run: RunId) -> DbResult<Self> {
+        let mut earlier = Self::none(run);
+        // The entry is removed, so that two runs that refer to each other end the loop.
+        while let Some(before) = resumed.remove(&earlier.first) {
+            earlier.used = earlier.used.plus(UsedSoFar::in_tree(tx, before).await?);
+            earlier.first = before;
+        }
+        Ok(earlier)
     }
 }
 
 /// Returns the usage of the earlier runs that a run continues with answers, with all below them, and the first of these
 /// runs.
 pub(super) async fn usage_before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<(Usage, RunId)> {
-    let (before, first) = UsedSoFar::before(tx, thread, run).await?;
-    Ok((before.whole, first))
+    let EarlierRuns { used, first } = EarlierRuns::of(tx, thread, run).await?;
+    Ok((used.whole, first))
+}
+
+/// Returns the usage of the earlier attempts of a run, and the earlier runs that it continues.
+async fn spent_before(run_context: &RunContext, known: Option<EarlierRuns>) -> DbResult<(UsedSoFar, EarlierRuns)> {
+    let run = run_context.run.id;
+    let thread = run_context.run.thread;
+    let again = run_context.run.attempt > 1;
+    let command = run_context.run.request.command.as_ref();
+    let resumes = known.is_none() && command.is_some_and(Command::resumes);
+    let known = known.unwrap_or_else(|| EarlierRuns::none(run));
+    if !again && !resumes {
+        return Ok((UsedSoFar::default(), known));
+    }
+    let read = run_context.core.db.read(move |tx| {
+        Box::pin(async move {
+            let spent = match again {
+                true => UsedSoFar::in_tree(tx, run).await?,
+                false => UsedSoFar::default(),
+            };
+            let earlier = match resumes {
+                true => EarlierRuns::of(tx, thread, run).await?,
+                false => known,
+            };
+            Ok((spent, earlier))
+        })
+    });
+    read.await
 }
 
 /// Returns the remaining budget of the run and the first run that it continues. The usage of the run's earlier attempts
-/// and of all continued runs is subtracted.
-async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<(Budget, RunId)> {
-    let run = run_context.run.id;
-    let thread = run_context.run.thread;
+/// and of all continued runs is subtracted. `earlier` are the continued runs, if they were read already.
+async fn budget(
+    run_context: &RunContext,
+    known: &RegisteredAgent,
+    earlier: Option<EarlierRuns>,
+) -> DbResult<(Budget, RunId)> {
     let now = run_context.core.clock.now();
-    let again = run_context.run.attempt > 1;
-    let resumes = run_context.run.request.command.as_ref().is_some_and(Command::resumes);
-    let (spent, (before, first)) = if again || resumes {
-        let read = run_context.core.db.read(move |tx| {
-            Box::pin(async move {
-                let spent = if again {
-                    UsedSoFar::in_tree(tx, run).await?
-                } else {
-                    UsedSoFar::default()
-                };
-                let before = if resumes {
-                    UsedSoFar::before(tx, thread, run).await?
-                } else {
-                    (UsedSoFar::default(), run)
-                };
-                Ok((spent, before))
-            })
-        });
-        read.await?
-    } else {
-        (UsedSoFar::default(), (UsedSoFar::default(), run))
-    };
+    let (spent, earlier) = spent_before(run_context, earlier).await?;
+    let EarlierRuns { used: before, first } = earlier;
     let meter = Arc::new(Meter::new(spent.own, now).after(before.own));
     let mut limits = known.agent().limits.clone();
     limits.depth = limits.depth.into_iter().chain(run_context.run.levels()).min();
@@ -531,8 +673,9 @@ async fn load(run_context: &RunContext, run: &Run, branch: Option<CheckpointId>)
         .db
         .read(move |tx| {
             Box::pin(async move {
-                let log = db::checkpoints::log_summary(tx, thread).await?;
-                let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
+                let log_end = db::checkpoints::log_end_later(tx, thread).await?;
+                let LogEnd { summary: log, newest } = log_end.read(tx).await?;
+                let newest = newest?;
                 let own = newest.as_ref().is_some_and(|head| head.run == Some(id));
                 // A run with answers begins where they wait.
                 let older = match has_answers {

@@ -13,7 +13,9 @@ use tokio::sync::Notify;
 use super::{AssistantRef, NewRun, StartError};
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
 use crate::db::assistants::LaterAssistant;
+use crate::db::checkpoints::LaterWork;
 use crate::db::definitions::ClientAgent;
+use crate::db::runs::LaterRun;
 use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::mcp::{McpOwner, OwnedServers, ServerDefinition};
@@ -243,6 +245,38 @@ impl AssistantLookup {
                 graph_id: assistant.settings.graph_id,
             }),
         }
+    }
+}
+
+/// The definition with which the work began that a request continues. It is read later in the transaction.
+pub(super) enum PinnedLookup {
+    /// The request continues none.
+    Current,
+    /// The work in progress at a checkpoint of a thread.
+    At(ThreadId, CheckpointId),
+    /// The work in progress at the newest checkpoint.
+    Newest(Box<NewestWork>),
+}
+
+/// The work in progress at the newest checkpoint of a thread, and the run that made the checkpoint.
+pub(super) struct NewestWork {
+    work: LaterWork,
+    run: LaterRun,
+}
+
+impl PinnedLookup {
+    /// Begins to look for the work that a request continues. On SQLite it is read together with other rows.
+    pub(super) async fn begin(tx: &mut Tx<'_>, new_run: &NewRun) -> DbResult<Self> {
+        let goes_on = new_run.resume.is_some() || new_run.request.input.is_none();
+        let thread = new_run.target.thread().filter(|_| goes_on);
+        Ok(match (thread, new_run.request.checkpoint) {
+            (None, _) => Self::Current,
+            (Some(thread), Some(checkpoint)) => Self::At(thread, checkpoint),
+            (Some(thread), None) => Self::Newest(Box::new(NewestWork {
+                work: db::checkpoints::work_later(tx, thread).await?,
+                run: db::runs::of_newest_step_later(tx, thread).await?,
+            })),
+        })
     }
 }
 
@@ -578,10 +612,32 @@ impl Registry {
         new_run: &NewRun,
         known: Arc<RegisteredAgent>,
     ) -> DbResult<Arc<RegisteredAgent>> {
-        let goes_on = new_run.resume.is_some() || new_run.request.input.is_none();
-        match new_run.target.thread().filter(|_| goes_on) {
-            Some(thread) => self.as_admitted(tx, thread, new_run.request.checkpoint, known).await,
-            None => Ok(known),
+        let pinned = PinnedLookup::begin(tx, new_run).await?;
+        self.pinned(tx, pinned, known).await
+    }
+
+    /// Returns the agent for a request like [`Registry::pinned_definition`], after it was begun to look for it.
+    pub(super) async fn pinned(
+        &self,
+        tx: &mut Tx<'_>,
+        pinned: PinnedLookup,
+        known: Arc<RegisteredAgent>,
+    ) -> DbResult<Arc<RegisteredAgent>> {
+        match pinned {
+            PinnedLookup::Current => Ok(known),
+            PinnedLookup::At(thread, checkpoint) => self.as_admitted(tx, thread, Some(checkpoint), known).await,
+            PinnedLookup::Newest(newest) => {
+                let NewestWork { work, run } = *newest;
+                let Some(id) = work.run(tx).await? else {
+                    return Ok(known);
+                };
+                let run = match run.read(tx).await? {
+                    Some(run) if run.id == id => Some(run),
+                    // On Postgres another step may have been stored in between.
+                    Some(_) | None => db::runs::get_by_id(tx, id).await?,
+                };
+                self.as_begun(tx, run, known).await
+            }
         }
     }
 
@@ -649,6 +705,16 @@ impl Registry {
             return Ok(known);
         };
         let run = db::runs::get_by_id(tx, run).await?;
+        self.as_begun(tx, run, known).await
+    }
+
+    /// Returns the agent with the definition with which a run began.
+    async fn as_begun(
+        &self,
+        tx: &mut Tx<'_>,
+        run: Option<Run>,
+        known: Arc<RegisteredAgent>,
+    ) -> DbResult<Arc<RegisteredAgent>> {
         let bound = match run.and_then(|run| run.request.agent) {
             Some(AssignedAgent {
                 graph_id,

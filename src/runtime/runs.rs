@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::admission::{self, Admission, AdmissionContext, Admitted, Checked};
 use super::dispatcher::Dispatcher;
+use super::prepare;
 use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::unfollowed_runs::{CommitFlag, UnansweredRun};
@@ -244,7 +245,7 @@ impl Runs {
 }
 
 /// Admits a run. If repeated requests follow the run, its thread is kept for them. If the run begins at once, the same
-/// transaction stores its first step, where that is possible.
+/// transaction stores its first step, or delivers the answers that it brings, where that is possible.
 async fn admit(
     tx: &mut Tx<'_>,
     dispatcher: &Dispatcher,
@@ -262,6 +263,8 @@ async fn admit(
     let mut admitted = unstored.store(tx, first_seq).await?;
     if let Some(planned) = planned {
         admitted.first_step = Some(Box::new(planned.store(tx).await?));
+    } else if admitted.claimed {
+        admitted.continued = Box::pin(prepare::continue_at_once(tx, &admitted.run)).await?;
     }
     Ok(admitted)
 }

@@ -109,7 +109,7 @@ pub struct Scope {
     /// The question that was answered.
     pub question: Option<Arc<Question>>,
     /// All the questions that it asked together before, each with its answer.
-    pub answers: Arc<[(Question, Value)]>,
+    pub answers: Arc<[(Arc<Question>, Value)]>,
     /// The results of the delegations that the call has asked for, when its tool is called again.
     pub delegations: Arc<[DelegationResult]>,
     /// The further context of a program.
@@ -137,11 +137,11 @@ impl Scope {
     }
 
     /// Returns this scope for a hook, call or program that goes on with these answers, if there are any.
-    pub fn answered(&self, answers: Vec<(Question, Value)>) -> Self {
+    pub fn answered(&self, answers: Vec<(Arc<Question>, Value)>) -> Self {
         let first = answers.first();
         Self {
             answer: first.map(|(_, answer)| answer.clone()),
-            question: first.map(|(question, _)| Arc::new(question.clone())),
+            question: first.map(|(question, _)| Arc::clone(question)),
             answers: answers.into(),
             ..self.clone()
         }

@@ -219,6 +219,48 @@ async fn a_cancelled_run_stops_its_children_and_continues_with_them_later() {
 }
 
 #[tokio::test]
+async fn children_are_stored_in_one_commit_with_the_answer_that_delegates_to_them() {
+    let input = says(script(&[&[("a", "task", work("x")), ("b", "task", work("y"))]]));
+    // The first commit has the input.
+    for (crash, stored) in [(Crash::Before(2), 0), (Crash::After(2), 2)] {
+        let (stage, _) = stage(1);
+        let run = RunId::mint();
+        stage.restarts(Some(crash));
+        assert!(stage.attempt(run, &input).await.is_err());
+        assert_eq!(stage.store.children().len(), stored, "{crash:?}");
+        let machine = stage.store.machine(Lane::Main);
+        assert_eq!(machine.child_runs().len(), stored, "{crash:?}");
+        for (_, child) in machine.child_runs() {
+            let lane = Lane::Child(child);
+            assert_eq!(stage.store.rows(lane).len(), 2, "its input is stored with it");
+            assert!(matches!(
+                stage.store.facts(lane)[..],
+                [Fact::Started { resumed: false, .. }]
+            ));
+        }
+        stage.restarts(None);
+        assert_eq!(stage.attempt(run, &input).await, Ok(LoopOutcome::Done));
+        assert_eq!(stage.store.children().len(), 2, "{crash:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_child_goes_on_while_the_answer_of_its_sibling_is_stored() {
+    let (stage, _) = stage(1);
+    stage.store.hold_answers(2);
+    let long = script(&[&[("x", COUNT, json!({}))], &[("y", COUNT, json!({}))]]);
+    let calls = [("a", "task", work("short")), ("b", "task", work(&long))];
+    assert_eq!(stage.hears(script(&[&calls])).await, LoopOutcome::Done);
+    let course = stage.store.course();
+    let answer = course
+        .iter()
+        .position(|(_, fact)| matches!(fact, Fact::Answered { .. }));
+    let is_end = |(lane, fact): &(Lane, Fact)| *lane != Lane::Main && matches!(fact, Fact::Ended { .. });
+    assert_eq!(course.iter().filter(|event| is_end(event)).count(), 2);
+    assert!(course.iter().rposition(is_end) < answer, "{course:?}");
+}
+
+#[tokio::test]
 async fn a_cancelled_child_is_an_error_result_and_its_sibling_continues_even_after_a_crash() {
     let mut met = 0;
     for last in 1..30 {

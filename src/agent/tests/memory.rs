@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::journal::{
-    Child, ChildAdmission, ChildRecord, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,
+    Child, ChildAdmission, ChildRecord, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,
 };
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{AgentWork, Delta, Fact, Origin};
@@ -60,6 +60,8 @@ struct Disk {
     used: BTreeMap<RunId, Usage>,
     meters: BTreeMap<RunId, Arc<Meter>>,
     stop: CancellationToken,
+    /// The number of subagents that have to end before the answer of a call is stored by itself.
+    ends_before_answers: usize,
 }
 
 impl Store {
@@ -78,6 +80,17 @@ impl Store {
     /// Returns the number of commits of this process.
     pub(super) fn commits(&self) -> usize {
         self.disk().commits
+    }
+
+    /// Lets commits of answers of single calls wait until so many subagents have ended, or a long time has passed.
+    pub(super) fn hold_answers(&self, until_ended: usize) {
+        self.disk().ends_before_answers = until_ended;
+    }
+
+    fn holds_answers(&self) -> bool {
+        let wanted = self.disk().ends_before_answers;
+        let is_end = |(lane, fact): &(Lane, Fact)| *lane != Lane::Main && matches!(fact, Fact::Ended { .. });
+        self.course().iter().filter(|event| is_end(event)).count() < wanted
     }
 
     pub(super) fn rows(&self, lane: Lane) -> Vec<Row> {
@@ -270,6 +283,43 @@ impl Memory {
         }
     }
 
+    fn put_writes(&self, disk: &mut Disk, pending: Vec<PendingWrite>) {
+        for note in pending {
+            match note {
+                PendingWrite::Entry { entry, position } => {
+                    let row = Row {
+                        id: entry.id,
+                        step: entry.step,
+                        node: entry.node,
+                        run: self.root,
+                        writes: serde_json::to_string(&entry.writes).unwrap(),
+                        position: serde_json::to_string(&position).unwrap(),
+                    };
+                    let rows = disk.lanes.entry(self.lane).or_default();
+                    assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
+                    rows.push(row);
+                }
+                PendingWrite::Items(changes) => disk.items.extend(changes),
+                PendingWrite::Left(..) => {}
+                PendingWrite::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
+                PendingWrite::Repeated {
+                    agent,
+                    head,
+                    carried_from,
+                    interrupts,
+                } => {
+                    let lane = agent.map_or(self.lane, |agent| agent.lane);
+                    let asked = Fact::Asked {
+                        head,
+                        carried_from,
+                        interrupts,
+                    };
+                    disk.facts.push((lane, serde_json::to_string(&asked).unwrap()));
+                }
+            }
+        }
+    }
+
     fn below(&self, child: RunId) -> Box<dyn Journal> {
         Box::new(Self::new(&self.store, Lane::Child(child), child, self.root))
     }
@@ -279,41 +329,16 @@ impl Journal for Memory {
     fn commit<'a>(&'a self, machine: &'a Machine, pending: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
-            self.store.write(|disk| {
-                for note in pending {
-                    match note {
-                        PendingWrite::Entry { entry, position } => {
-                            let row = Row {
-                                id: entry.id,
-                                step: entry.step,
-                                node: entry.node,
-                                run: self.root,
-                                writes: serde_json::to_string(&entry.writes).unwrap(),
-                                position: serde_json::to_string(&position).unwrap(),
-                            };
-                            let rows = disk.lanes.entry(self.lane).or_default();
-                            assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
-                            rows.push(row);
-                        }
-                        PendingWrite::Items(changes) => disk.items.extend(changes),
-                        PendingWrite::Left(..) => {}
-                        PendingWrite::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
-                        PendingWrite::Repeated {
-                            agent,
-                            head,
-                            carried_from,
-                            interrupts,
-                        } => {
-                            let lane = agent.map_or(self.lane, |agent| agent.lane);
-                            let asked = Fact::Asked {
-                                head,
-                                carried_from,
-                                interrupts,
-                            };
-                            disk.facts.push((lane, serde_json::to_string(&asked).unwrap()));
-                        }
-                    }
+            let is_answer = |write: &PendingWrite| matches!(write, PendingWrite::Fact(Fact::Answered { .. }));
+            let answers = pending.iter().any(is_answer);
+            for _ in 0..1000 {
+                if !answers || !self.store.holds_answers() {
+                    break;
                 }
+                tokio::task::yield_now().await;
+            }
+            self.store.write(|disk| {
+                self.put_writes(disk, pending);
                 disk.put_position(self.lane, &machine.position);
                 disk.note_usage(self.run);
             })
@@ -349,6 +374,54 @@ impl Journal for Memory {
         })
     }
 
+    fn new_children<'a>(
+        &'a self,
+        parent: &'a Machine,
+        pending: Vec<PendingWrite>,
+        requests: Vec<(NewChildRun, Option<ChildStart>)>,
+    ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>> {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            let is_known = |request: &NewChildRun| self.store.disk().children.contains_key(&request.id);
+            let is_refused = |request: &NewChildRun| request.lineage.depth > request.max_depth;
+            if requests
+                .iter()
+                .any(|(request, _)| is_known(request) || is_refused(request))
+            {
+                return Ok(None);
+            }
+            self.store.write(|disk| {
+                self.put_writes(disk, pending);
+                for (request, start) in &requests {
+                    let lineage = serde_json::to_string(&request.lineage).unwrap();
+                    disk.children.insert(request.id, (lineage, request.order.clone()));
+                    if let Some(start) = start {
+                        let lane = Lane::Child(request.id);
+                        let child = Self::new(&self.store, lane, request.id, self.root);
+                        child.put_writes(disk, start.pending.clone());
+                        disk.put_position(lane, &start.machine.position);
+                    }
+                }
+                disk.put_position(self.lane, &parent.position);
+                disk.note_usage(self.run);
+            })?;
+            let mut children = vec![];
+            for (request, start) in requests {
+                let (_, child) = self.find_child(request.id).await?.unwrap();
+                children.push(match start {
+                    Some(start) => Child {
+                        machine: start.machine,
+                        input: Some(start.input),
+                        is_begun: true,
+                        ..child
+                    },
+                    None => child,
+                });
+            }
+            Ok(Some(children))
+        })
+    }
+
     fn run(&self) -> RunId {
         self.run
     }
@@ -379,6 +452,7 @@ impl Journal for Memory {
                 meter,
                 input,
                 known: None,
+                is_begun: false,
                 journal: self.below(child),
             };
             Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))

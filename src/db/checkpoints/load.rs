@@ -14,6 +14,7 @@ use crate::db::blobs::{self, StoredText};
 use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::fold::StateFold;
 use crate::db::json::ColumnRef;
+use crate::db::statement::LaterRows;
 use crate::db::{DbResult, Tx};
 use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -335,6 +336,20 @@ struct CheckpointRow {
 }
 
 impl CheckpointRow {
+    /// Returns the metadata of the checkpoint.
+    fn summary(&self) -> DbResult<CheckpointSummary> {
+        CheckpointSummary::try_from(SummaryRow {
+            checkpoint_id: self.checkpoint_id,
+            seq: self.seq,
+            segment: self.segment,
+            parent_id: self.parent_id,
+            step: self.step,
+            source: self.source.clone(),
+            run_id: self.run_id,
+            created_at: self.created_at,
+        })
+    }
+
     /// Decodes the checkpoint, with an empty state.
     fn read(self, thread: ThreadId) -> DbResult<Checkpoint> {
         let cell = ColumnRef {
@@ -450,6 +465,9 @@ const MAX_CHUNK_BYTES: i64 = 1 << 20;
 /// memory at a time: the state before the oldest checkpoint is folded from the beginning of the lane, the others from
 /// the one before.
 pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visitor: &mut V) -> DbResult<()> {
+    if span.first == span.last {
+        return visit_only(tx, span, with_states, visitor).await;
+    }
     let sizes = sizes(tx, span).await?;
     let is_single = sizes.len() == 1;
     // The states of parents of branches are needed again, so they go into the cache, which is bounded.
@@ -498,6 +516,80 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
         tokio::task::yield_now().await;
     }
     Ok(())
+}
+
+/// Passes the checkpoint of a span of one number to a visitor, if there is one. Its size does not matter: it is read alone.
+async fn visit_only<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visitor: &mut V) -> DbResult<()> {
+    for row in rows_between(tx, span).await? {
+        visit_row(tx, span.thread, row, with_states, visitor).await?;
+    }
+    Ok(())
+}
+
+/// Passes one checkpoint to a visitor.
+async fn visit_row<V: Visit>(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    mut row: CheckpointRow,
+    with_states: bool,
+    visitor: &mut V,
+) -> DbResult<()> {
+    restore(tx, thread, std::slice::from_mut(&mut row)).await?;
+    let checkpoint = row.read(thread)?;
+    visitor.step(&checkpoint);
+    if with_states {
+        let state = state_at(tx, thread, checkpoint.lane, checkpoint.entry.id).await?;
+        visitor.state(Some(&*state));
+    } else {
+        visitor.state(None);
+    }
+    Ok(())
+}
+
+/// The newest checkpoint of a lane that is read later in its transaction.
+pub struct LaterNewest {
+    thread: ThreadId,
+    rows: LaterRows<CheckpointRow>,
+}
+
+/// The newest checkpoint of a lane, as it is stored.
+pub struct NewestCheckpoint {
+    thread: ThreadId,
+    row: CheckpointRow,
+    /// Its metadata.
+    pub summary: CheckpointSummary,
+}
+
+/// Returns the newest checkpoint of a lane, to be read later in the transaction, which must store nothing in the lane meanwhile. On
+/// SQLite it is read together with other rows.
+pub async fn newest_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterNewest> {
+    const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and lane = $2 order by seq desc limit 1");
+    let rows = tx
+        .statement(SQL)
+        .bind(thread.0)
+        .bind(LaneColumn(lane))
+        .fetch_later()
+        .await?;
+    Ok(LaterNewest { thread, rows })
+}
+
+impl LaterNewest {
+    /// Reads the checkpoint.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<NewestCheckpoint>> {
+        let Self { thread, rows } = self;
+        let Some(row) = rows.fetch_optional(tx).await? else {
+            return Ok(None);
+        };
+        let summary = row.summary()?;
+        Ok(Some(NewestCheckpoint { thread, row, summary }))
+    }
+}
+
+impl NewestCheckpoint {
+    /// Passes the checkpoint to a visitor, like [`walk`].
+    pub async fn visit<V: Visit>(self, tx: &mut Tx<'_>, with_states: bool, visitor: &mut V) -> DbResult<()> {
+        visit_row(tx, self.thread, self.row, with_states, visitor).await
+    }
 }
 
 /// Returns the number of rows in the next chunk: at least one, if there are any.
@@ -664,7 +756,29 @@ pub async fn load_summary(
 
 /// Returns the newest checkpoint of a lane without its writes.
 pub async fn newest_summary(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointSummary>> {
-    Ok(load_summaries(tx, thread, lane, i64::MAX, 1).await?.pop())
+    newest_summary_later(tx, thread, lane).await?.read(tx).await
+}
+
+/// A checkpoint without its writes that is read later in its transaction.
+pub struct LaterSummary(LaterRows<SummaryRow>);
+
+/// Returns the newest checkpoint of a lane without its writes, to be read later in the transaction, which must store nothing in the
+/// lane meanwhile. On SQLite it is read together with other rows.
+pub async fn newest_summary_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterSummary> {
+    const SQL: &str = concatcp!(
+        SELECT_SKETCH,
+        " where thread_id = $1 and lane = $2 order by seq desc limit 1"
+    );
+    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(lane));
+    statement.fetch_later().await.map(LaterSummary)
+}
+
+impl LaterSummary {
+    /// Reads the checkpoint.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<CheckpointSummary>> {
+        let row = self.0.fetch_optional(tx).await?;
+        row.map(CheckpointSummary::try_from).transpose()
+    }
 }
 
 /// Returns up to `limit` checkpoints of a lane with numbers below `before`, newest first, without their writes.

@@ -22,8 +22,8 @@ use super::has_code;
 const MOST_WAITING: usize = 64;
 
 /// A statement that fails with the code [`FAILED`] if the one before it has changed no row. SQLite can raise an error only in
-/// triggers, but what is no JSON is an error everywhere.
-const FAIL_UNLESS_CHANGED: &str = "select json(iif(changes() = 0, '', '0'))";
+/// triggers, but what is no JSON is an error everywhere. It has no row, which would be copied for nobody.
+const FAIL_UNLESS_CHANGED: &str = "select 1 where json(iif(changes() = 0, '', '0')) is null";
 /// The code of an error that a function of SQLite reports.
 const FAILED: &str = "1";
 
@@ -159,7 +159,7 @@ fn push_renumbered(text: &mut String, sql: &str, offset: usize) {
 }
 
 /// Adds a number to a text. Statements have many numbers, and `write!` takes several times as long.
-fn push_number(text: &mut String, number: usize) {
+pub(in crate::db) fn push_number(text: &mut String, number: usize) {
     const DIGITS: [char; 10] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];
     if number >= 10 {
         push_number(text, number / 10);

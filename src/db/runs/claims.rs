@@ -11,6 +11,7 @@ use super::usage::encode_usage;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, on_engine};
+use crate::db::statement::LaterRows;
 use crate::db::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use crate::db::{DbError, DbResult, Notification, Tx, blobs, interrupts, notifications, threads};
 use crate::domain::access::{AccessScope, Ownership};
@@ -443,11 +444,29 @@ pub async fn mark_reported(tx: &mut Tx<'_>, child: RunId) -> DbResult<()> {
 }
 
 /// Returns the cancelled runs of subagents on a thread whose callers may not have been notified.
+#[cfg(test)]
 pub async fn unreported(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
+    unreported_later(tx, thread).await?.read(tx).await
+}
+
+/// Cancelled runs of subagents, to be read later in their transaction.
+pub struct LaterUnreported(LaterRows<(Uuid,)>);
+
+/// Returns the cancelled runs of subagents on a thread whose callers may not have been notified, to be read later in the
+/// transaction, which must cancel none meanwhile. On SQLite they are read together with other rows.
+pub async fn unreported_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterUnreported> {
     const SQL: &str = "select run_id from runs where thread_id = $1 \
         and depth > 0 and status = 'interrupted' and cancel is not null order by run_id";
-    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_all(conn).await)?;
-    Ok(ids.into_iter().map(RunId).collect())
+    let statement = tx.statement(SQL).bind(thread.0);
+    statement.fetch_later().await.map(LaterUnreported)
+}
+
+impl LaterUnreported {
+    /// Reads the runs.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Vec<RunId>> {
+        let rows = self.0.fetch_all(tx).await?;
+        Ok(rows.into_iter().map(|(id,)| RunId(id)).collect())
+    }
 }
 
 /// Returns whether the caller of a run, or of one below it, is still to be notified of its cancellation.
@@ -572,13 +591,7 @@ pub async fn stop_below(tx: &mut Tx<'_>, child: RunId, by: RunId, now: Timestamp
 /// has the root of the earlier run, and [`restore_children`] finds it by this mark.
 pub async fn mark_begun_by(tx: &mut Tx<'_>, child: RunId, by: RunId) -> DbResult<()> {
     const SQL: &str = "update runs set touched_by = $2 where run_id = $1 and depth > 0 and root_id <> $2";
-    on_engine!(tx, |conn| query(SQL)
-        .bind(child.0)
-        .bind(by.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
-    Ok(())
+    tx.statement(SQL).bind(child.0).bind(by.0).execute_later().await
 }
 
 /// Undoes the changes of run `by` to subagents' runs that belong to other runs of the main agent: their child runs that

@@ -11,6 +11,7 @@ use super::claims::SAVE;
 use crate::db::engine::on_engine;
 use crate::db::json::{ColumnRef, encode};
 use crate::db::short_form::shorten;
+use crate::db::statement::LaterRows;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
 use crate::domain::limits::Usage;
@@ -56,11 +57,25 @@ pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
 
 /// Returns the usage of each run in a tree. Runs without usage are left out.
 pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
+    usages_later(tx, root).await?.read(tx).await
+}
+
+/// The usage of runs, to be read later in its transaction.
+pub struct LaterUsages(LaterRows<(Uuid, String)>);
+
+/// Returns the usage of [`usages`], to be read later in the transaction, which must change none meanwhile. On SQLite it is read
+/// together with other rows.
+pub async fn usages_later(tx: &mut Tx<'_>, root: RunId) -> DbResult<LaterUsages> {
     const SQL: &str = concatcp!("select run_id, usage from runs where ", OF_TREE);
-    Ok(decode_rows(on_engine!(tx, |conn| query_as(SQL)
-        .bind(root.0)
-        .fetch_all(conn)
-        .await)?))
+    let statement = tx.statement(SQL).bind(root.0);
+    statement.fetch_later().await.map(LaterUsages)
+}
+
+impl LaterUsages {
+    /// Reads the usage.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<HashMap<RunId, Usage>> {
+        Ok(decode_rows(self.0.fetch_all(tx).await?))
+    }
 }
 
 /// Returns the usage of each run in a tree and of the background tasks started in it, at any depth. A task on another

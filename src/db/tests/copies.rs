@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use serde_json::json;
 
 use super::{Db, DbResult, object, on_both, read, saying, stored_thread, texts, thread_at, write};
@@ -149,7 +151,7 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
         id,
         task,
         asker: InterruptSource::Call("a".to_owned()),
-        question,
+        question: Arc::new(question),
         answer: None,
     };
     let call = |id: &str, status: CallStatus| Call {

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use serde_json::json;
 
 use super::{Db, on_both, read, stored_thread, thread_at, write};
@@ -37,7 +39,7 @@ pub(super) fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Inter
             id: InterruptId::of_task(task, 0),
             task,
             asker,
-            question,
+            question: Arc::new(question),
             answer: None,
         },
         thread,
@@ -161,15 +163,20 @@ async fn interrupts_raised_together_keep_their_order(db: Db) {
     assert_eq!(read!(db, |tx| interrupts::visible(tx, &wanted)), together);
     // An undone answer leaves the order as it was.
     let by = RunId::mint();
-    let answered = together[3].interrupt.id.clone();
-    write!(db, |tx| interrupts::resolve(
+    let answered = together[3].clone();
+    write!(db, |tx| interrupts::resolve_found(
         tx,
-        thread,
         &answered,
         &json!(1),
         by,
         Timestamp(9)
     ));
+    let resolved = Some(InterruptState::Resolved);
+    let found = read!(db, |tx| interrupts::of_thread(tx, thread, resolved));
+    assert_eq!(
+        found.iter().map(|record| record.resumed_by).collect::<Vec<_>>(),
+        [Some(by)]
+    );
     write!(db, |tx| interrupts::restore(tx, thread, by));
     assert_eq!(read!(db, |tx| interrupts::of_thread(tx, thread, open)), together);
 }
@@ -228,7 +235,7 @@ async fn assigned(db: &Db, tenant: &str, seq: i64, users: &[&str], roles: &[User
         ..thread_at(1)
     };
     let mut asked = pending_interrupt(thread.id, Lane::Main, seq);
-    asked.interrupt.question.approvers = Approvers {
+    Arc::make_mut(&mut asked.interrupt.question).approvers = Approvers {
         users: users.iter().map(|user| UserId::stored((*user).to_owned())).collect(),
         roles: roles.to_vec(),
     };
@@ -328,7 +335,7 @@ async fn the_next_expiry_is_that_of_a_pending_interrupt(db: Db) {
     assert_eq!(next(0).await, None);
     for (seq, after_s) in [(2, 60), (3, 30)] {
         let mut asked = pending_interrupt(thread, Lane::Main, seq);
-        asked.interrupt.question.expiry = Some(Expiry {
+        Arc::make_mut(&mut asked.interrupt.question).expiry = Some(Expiry {
             after_s,
             answer: json!({}),
         });

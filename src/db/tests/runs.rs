@@ -482,10 +482,25 @@ async fn messages_that_wait_for_answers_are_let_go_and_held(db: Db) {
         let left = ended.clone();
         write!(db, |tx| threads::leave(tx, thread, &left, Timestamp(5))).map(|left| left.may_hold_messages)
     };
+    let leave_without = async || {
+        let left = ended.clone();
+        db.write(move |tx| {
+            Box::pin(async move { threads::leave_without_messages(tx, thread, &left, Timestamp(6)).await })
+        })
+        .await
+    };
+    let updated_at = async || read!(db, |tx| threads::find(tx, thread)).map(|thread| thread.updated_at);
     let status = async || read!(db, |tx| threads::find(tx, thread)).map(|thread| thread.status);
     assert_eq!(leave().await, Some(false), "there is no message yet");
+    assert!(leave_without().await.is_ok());
+    assert_eq!(updated_at().await, Some(Timestamp(6)));
     write!(db, |tx| runs::insert(tx, &message, None));
     assert_eq!(leave().await, Some(true));
+    assert!(
+        matches!(leave_without().await, Err(DbError::NoRow)),
+        "messages have to be looked at"
+    );
+    assert_eq!(updated_at().await, Some(Timestamp(5)), "nothing was stored");
     assert_eq!(status().await, Some(ThreadStatus::Idle), "the message is held");
     assert!(!write!(db, |tx| runs::hold_messages(tx, thread, true)));
     assert!(write!(db, |tx| runs::hold_messages(tx, thread, false)));

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -207,7 +208,7 @@ async fn store(db: &Db, owner: Ownership, text: &'static str) -> Belongings {
         };
         events::insert(tx, &[event]).await?;
         let mut asked = pending_interrupt(thread.id, Lane::Main, 1);
-        asked.interrupt.question.value = json!(text);
+        Arc::make_mut(&mut asked.interrupt.question).value = json!(text);
         interrupts::insert(tx, &asked).await?;
         let id = &asked.interrupt.id;
         interrupts::resolve(tx, thread.id, id, &json!(text), RunId::mint(), Timestamp(4)).await?;

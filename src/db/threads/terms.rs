@@ -14,16 +14,25 @@ use crate::domain::id::ThreadId;
 
 /// The maximum number of values in the metadata of a thread.
 const MAX_VALUES: usize = 1000;
+/// The number of values up to which those that stay are written again, which changes nothing.
+const FEW: usize = 16;
 
 /// Stores the terms of a new thread.
 pub(super) async fn insert(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<String, Value>) -> DbResult<()> {
     insert_terms(tx, thread, &checked_terms(metadata)?).await
 }
 
-/// Replaces the terms of a thread by those of its new metadata.
+/// Replaces the terms of a thread by those of its new metadata. Unless they are many, nothing is read for that.
 pub(super) async fn replace(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<String, Value>) -> DbResult<()> {
     const SQL: &str = "select term from thread_terms where thread_id = $1";
+    const DELETE_OTHERS: &str = "delete from thread_terms where thread_id = $1 and term not in ";
     let wanted = checked_terms(metadata)?;
+    if (1..=FEW).contains(&wanted.len()) {
+        let statement = tx.statement(DELETE_OTHERS).bind(thread.0);
+        let statement = statement.bind_list(wanted.iter().map(|term| term.0));
+        statement.execute_later().await?;
+        return insert_terms(tx, thread, &wanted).await;
+    }
     let terms: Vec<(Uuid,)> = tx.statement(SQL).bind(thread.0).fetch_all().await?;
     let stored: BTreeSet<Term> = terms.into_iter().map(|(term,)| Term(term)).collect();
     delete_terms(tx, thread, &stored.difference(&wanted).copied().collect()).await?;

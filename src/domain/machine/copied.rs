@@ -114,6 +114,7 @@ impl Position {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::Arc;
 
     use serde_json::{Value, json};
 
@@ -127,11 +128,11 @@ mod tests {
             id: InterruptId(call.to_owned()),
             task,
             asker: InterruptSource::Call(call.to_owned()),
-            question: Question {
+            question: Arc::new(Question {
                 kind,
                 value: json!(call),
                 ..Question::default()
-            },
+            }),
             answer,
         }
     }

@@ -83,6 +83,8 @@ impl Machine {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::*;
@@ -155,7 +157,7 @@ mod tests {
             .id;
         assert!(machine.resolve(&own, json!("this")) && !machine.program_was_started());
         let answers = machine.answers_to(&InterruptSource::Hook(RUNNABLE.to_owned()));
-        assert_eq!(answers, [(question(QuestionKind::Question), json!("this"))]);
+        assert_eq!(answers, [(Arc::new(question(QuestionKind::Question)), json!("this"))]);
         assert_eq!(machine.next(&plan), Step::Work);
     }
 

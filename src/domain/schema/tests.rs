@@ -183,3 +183,23 @@ fn a_large_invalid_value_has_few_errors() {
     assert!(matches!(schema.validate(&many), SchemaCheck::Unexplained(_)));
     assert!(schema.takes_long(&many) && !schema.takes_long(&json!([1, 2])));
 }
+
+#[test]
+fn the_last_schemas_are_compiled_once() {
+    let kept = KeptSchemas::new();
+    let of = |number: usize| json!({"type": "object", "minProperties": number});
+    let compile = |number: usize| kept.compile(&of(number)).expect("a schema");
+    let first = compile(0);
+    (1..MAX_KEPT).for_each(|number| drop(compile(number)));
+    assert!(Arc::ptr_eq(&first, &compile(0)));
+    // The first one was used last, so the second one is left out.
+    drop(compile(MAX_KEPT));
+    assert!(Arc::ptr_eq(&first, &compile(0)));
+    let second = compile(1);
+    assert!(Arc::ptr_eq(&second, &compile(1)) && !Arc::ptr_eq(&first, &second));
+    assert!(matches!(second.validate(&json!({})), SchemaCheck::Wrong(_)));
+    let large = json!({"description": "x".repeat(MAX_KEPT_BYTES)});
+    let again = kept.compile(&large).expect("a schema");
+    assert!(!Arc::ptr_eq(&again, &kept.compile(&large).expect("a schema")));
+    assert!(kept.compile(&json!({"type": 7})).is_err());
+}

@@ -265,7 +265,7 @@ mod tests {
             id: InterruptId::of_task(task, number),
             task,
             asker: InterruptSource::Call("c".into()),
-            question: Question {
+            question: Arc::new(Question {
                 kind: QuestionKind::Question,
                 value: json!(number),
                 schema: json!({}),
@@ -273,7 +273,7 @@ mod tests {
                 key: None,
                 approvers: Default::default(),
                 ..Question::default()
-            },
+            }),
             answer: None,
         }
     }

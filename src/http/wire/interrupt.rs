@@ -1,5 +1,7 @@
 //! Interrupts on the wire.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -250,7 +252,7 @@ impl From<InterruptRecord> for InterruptView {
             })
         });
         let expires_at = record.expires_at().map(|at| at.to_string());
-        let question = record.interrupt.question;
+        let question = Arc::unwrap_or_clone(record.interrupt.question);
         Self {
             id: record.interrupt.id.0,
             thread_id: record.thread.0,

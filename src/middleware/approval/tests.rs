@@ -298,3 +298,22 @@ async fn the_result_of_an_edited_call_says_what_ran() {
         Tool response:\nsent";
     assert_eq!(answer.writes.messages[0].content, Content::from(expected));
 }
+
+#[test]
+fn the_schema_of_calls_is_that_of_the_present_tools() {
+    let actions = ActionSchemas::default();
+    let names = |schema: &Value| schema["properties"]["name"]["enum"].clone();
+    let both = || vec![spec("pay", &["to"]), spec("lookup", &["query"])];
+    let first = actions.of(both());
+    assert_eq!(names(&first), json!(["pay", "lookup"]));
+    assert_eq!(actions.of(both()), first);
+    let one = actions.of(vec![spec("pay", &["to"])]);
+    assert_eq!(names(&one), json!(["pay"]));
+    let changed = actions.of(vec![spec("pay", &["body"])]);
+    assert_ne!(changed, one);
+    for number in 0..2 * MAX_KEPT {
+        actions.of(vec![spec(&format!("t{number}"), &[])]);
+    }
+    assert_eq!(actions.0.lock().expect("a list").len(), MAX_KEPT);
+    assert_eq!(actions.of(both()), first);
+}

@@ -9,7 +9,7 @@ use super::{AdmissionContext, Admitted};
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::LaterLogEnd;
-use crate::db::runs::{InFlight, RunBefore};
+use crate::db::runs::{InFlight, LaterRunBefore, RunBefore};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
@@ -31,7 +31,8 @@ use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::access::{self, Denial};
 use crate::runtime::background::PARENT_RUN;
-use crate::runtime::registry::ResolvedAssistant;
+use crate::runtime::interrupts::LaterOpen;
+use crate::runtime::registry::{PinnedLookup, ResolvedAssistant};
 use crate::runtime::shared::Core;
 use crate::runtime::{
     AssistantRef, CancelAction, NewRun, Resolution, ResourceRef, StartError, Target, audit, interrupts, quotas, trace,
@@ -160,6 +161,7 @@ pub(in crate::runtime) async fn decide(
         is_new,
         in_flight,
         log_end,
+        resumption,
     } = target.find_or_make(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
     let settings = settings(new_run, &resolved, &thread);
@@ -189,7 +191,7 @@ pub(in crate::runtime) async fn decide(
     {
         return Err(StartError::NoCheckpoint(checkpoint));
     }
-    let before = find_before(tx, new_run, thread.id).await?;
+    let before = find_before(tx, new_run, thread.id, resumption.before).await?;
     let account = account_of(new_run, before.as_ref(), &thread);
     let quotas = &context.core.quotas;
     if !is_continuation(new_run)
@@ -216,7 +218,7 @@ pub(in crate::runtime) async fn decide(
     }
     // The run at work is locked before interrupts, in the order of its commits.
     let displaced = displace(tx, new_run.request.multitask, thread.id).await?;
-    let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await;
+    let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight, resumption.open).await;
     if let Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) = &settled {
         interrupts::record_attempt(&context.core, &new_run.caller, thread.id, assigned);
     }
@@ -237,6 +239,7 @@ pub(in crate::runtime) async fn decide(
         is_thread_new: is_new,
         claimed,
         first_step: None,
+        continued: None,
         displaced,
     };
     Ok(UnstoredRun {
@@ -262,6 +265,7 @@ struct LookedUp {
 async fn look_up(tx: &mut Tx<'_>, new_run: &NewRun, context: &AdmissionContext) -> Result<LookedUp, StartError> {
     let registry = &context.core.registry;
     let assistant = registry.look_up(tx, &new_run.assistant).await;
+    let pinned = PinnedLookup::begin(tx, new_run).await?;
     let target = TargetLookup::begin(tx, new_run, context).await?;
     let found = match assistant {
         Ok(assistant) => assistant.resolve(tx).await,
@@ -272,12 +276,21 @@ async fn look_up(tx: &mut Tx<'_>, new_run: &NewRun, context: &AdmissionContext) 
         Some(Resolution::AnsweredAlone(..)) => found?,
         Some(_) | None => check_assistant(found, &new_run.assistant, &new_run.caller, &context.core)?,
     };
-    resolved.known = registry.pinned_definition(tx, new_run, resolved.known).await?;
+    resolved.known = registry.pinned(tx, pinned, resolved.known).await?;
     Ok(LookedUp { resolved, target })
 }
 
-/// Returns what the new run takes over from the newest run on the thread, if it continues the work of that run.
-async fn find_before(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbResult<Option<RunBefore>> {
+/// Returns what the new run takes over from the newest run on the thread, if it continues the work of that run. `before` is
+/// that, if it is to be read already.
+async fn find_before(
+    tx: &mut Tx<'_>,
+    new_run: &NewRun,
+    thread: ThreadId,
+    before: Option<LaterRunBefore>,
+) -> DbResult<Option<RunBefore>> {
+    if let Some(before) = before {
+        return before.find(tx).await;
+    }
     let is_of_server = new_run.caller.credential == Credential::Server && new_run.request.caller.is_none();
     if is_of_server || new_run.resume.is_some() {
         return db::runs::find_before(tx, thread).await;
@@ -684,13 +697,15 @@ async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -
 }
 
 /// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered. If the thread is to
-/// go on before it, such a run waits until none is pending. Interrupts on branches that the thread has left do not count.
+/// go on before it, such a run waits until none is pending. Interrupts on branches that the thread has left do not count. `open`
+/// are the open ones, if they are to be read already.
 async fn settle_questions(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
     known: &RegisteredAgent,
     run: &mut Run,
     in_flight: InFlight,
+    open: Option<LaterOpen>,
 ) -> Result<(), StartError> {
     if interrupts::goes_around(&run.request) {
         let way = interrupts::check_way(tx, run.thread, run.request.caller.as_ref(), None).await?;
@@ -701,7 +716,7 @@ async fn settle_questions(
             return Err(StartError::ResumeNeedsThread);
         }
         refuse_jump(new_run)?;
-        return interrupts::resolve(tx, run, resolution, &new_run.caller).await;
+        return interrupts::resolve(tx, run, resolution, &new_run.caller, open).await;
     }
     let begins_anew = new_run.request.input.is_some() && new_run.request.command.is_none();
     if !begins_anew || known.on_pending_interrupt == OnPendingInterrupt::Drop {

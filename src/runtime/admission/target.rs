@@ -5,14 +5,15 @@ use std::time::Duration;
 use super::AdmissionContext;
 use super::start::check_by_policies;
 use crate::db::checkpoints::LaterLogEnd;
-use crate::db::runs::LaterInFlight;
+use crate::db::runs::{LaterInFlight, LaterRunBefore};
 use crate::db::threads::LaterThread;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::access::{Action, Ownership};
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
+use crate::runtime::interrupts::LaterOpen;
 use crate::runtime::prepare::FirstStep;
-use crate::runtime::{NewRun, StartError, Target};
+use crate::runtime::{NewRun, Resolution, StartError, Target};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -35,6 +36,27 @@ struct TargetRows {
     in_flight: LaterInFlight,
     /// The end of its log, if the run may take its first step at once.
     log_end: Option<LaterLogEnd>,
+    resumption: LaterResumption,
+}
+
+/// The rows of a thread for a run that continues it with a resolution, to be read later in the transaction.
+#[derive(Default)]
+pub(super) struct LaterResumption {
+    /// The run whose work the new one continues.
+    pub(super) before: Option<LaterRunBefore>,
+    /// The open interrupts, for the answer of a client.
+    pub(super) open: Option<LaterOpen>,
+}
+
+impl LaterResumption {
+    async fn begin(tx: &mut Tx<'_>, thread: ThreadId, resolution: &Resolution) -> DbResult<Self> {
+        let open = match resolution {
+            Resolution::Answered(_) | Resolution::AnsweredAlone(..) => Some(LaterOpen::begin(tx, thread).await?),
+            Resolution::AnsweredRemotely(_) | Resolution::Expired(_) | Resolution::Cancelled(_) => None,
+        };
+        let before = Some(db::runs::find_before_later(tx, thread).await?);
+        Ok(Self { before, open })
+    }
 }
 
 impl TargetLookup {
@@ -61,6 +83,10 @@ impl TargetLookup {
                 true => Some(db::checkpoints::log_end_later(tx, id).await?),
                 false => None,
             },
+            resumption: match &new_run.resume {
+                Some(resolution) => LaterResumption::begin(tx, id, resolution).await?,
+                None => LaterResumption::default(),
+            },
         };
         let rows = Some(rows);
         Ok(Self { id, may_make, rows })
@@ -83,6 +109,7 @@ impl TargetLookup {
                 is_new: false,
                 in_flight: Some(rows.in_flight),
                 log_end: rows.log_end,
+                resumption: rows.resumption,
             });
         }
         if !may_make {
@@ -105,6 +132,7 @@ impl TargetLookup {
                 is_new: true,
                 in_flight: None,
                 log_end: None,
+                resumption: LaterResumption::default(),
             });
         }
         // Another client may have created the thread meanwhile.
@@ -115,6 +143,7 @@ impl TargetLookup {
             is_new: false,
             in_flight: Some(db::runs::count_in_flight_later(tx, id).await?),
             log_end: None,
+            resumption: LaterResumption::default(),
         })
     }
 }
@@ -128,4 +157,5 @@ pub(super) struct TargetThread {
     pub(super) in_flight: Option<LaterInFlight>,
     /// The end of its log, if it is to be read already.
     pub(super) log_end: Option<LaterLogEnd>,
+    pub(super) resumption: LaterResumption,
 }

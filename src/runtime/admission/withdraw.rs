@@ -34,6 +34,26 @@ pub(in crate::runtime) async fn leave_thread(
     Ok(())
 }
 
+/// Stores the status of a thread like [`leave_thread`], if it holds no messages for certain, as nearly always. On SQLite the
+/// transaction waits for nothing then.
+///
+/// # Errors
+/// [`DbError::NoRow`](db::DbError::NoRow) if the thread may hold messages, by the end of the transaction.
+pub(in crate::runtime) async fn leave_thread_without_messages(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    status: ThreadStatus,
+    error: Option<Failure>,
+    now: Timestamp,
+) -> DbResult<()> {
+    let left = db::threads::ThreadAfterRun {
+        run: run.id,
+        status,
+        error,
+    };
+    db::threads::leave_without_messages(tx, run.thread, &left, now).await
+}
+
 /// Cancels a run that has not begun, whose thread is locked. Its webhook is called, unless the run is undone. Runs that
 /// waited for it may begin.
 pub(in crate::runtime) async fn withdraw(

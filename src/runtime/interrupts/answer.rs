@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::approvers::check_answers;
-use super::branches::{open_at, place_of};
+use super::branches::{LaterOpen, OpenAt, open_at, place_of};
 use super::{Interrupts, Resolution, remember};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
@@ -22,12 +22,15 @@ use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target};
 /// The answer of a client, by the interrupts that it answers.
 pub(super) struct MatchedAnswer {
     pub(super) answers: Resume,
-    /// The checkpoint at which the interrupts wait; none if that is the newest one.
-    pub(super) branch: Option<CheckpointId>,
+    /// The open interrupts, among which are those that are answered.
+    pub(super) open: Vec<InterruptRecord>,
+    /// The checkpoint at which the interrupts wait.
+    pub(super) place: Option<CheckpointId>,
 }
 
 /// Assigns the answer of a client to the open interrupts at the checkpoint that its run names, or at the newest one, and
-/// checks it. An answer by ids that are not open there goes to the branch on which they are.
+/// checks it. An answer by ids that are not open there goes to the branch on which they are. `open` are the open interrupts, if
+/// they are to be read already.
 ///
 /// # Errors
 /// Returns the refusal of an answer that does not fit, or is not the caller's to give.
@@ -36,10 +39,15 @@ pub(super) async fn match_answer(
     run: &Run,
     answer: &Value,
     caller: &Identity,
+    open: Option<LaterOpen>,
 ) -> Result<MatchedAnswer, StartError> {
     let thread = run.thread;
     let mut branch = run.request.checkpoint;
-    let mut open = open_at(tx, thread, branch).await?;
+    let later = match open {
+        Some(later) => later,
+        None => LaterOpen::begin(tx, thread).await?,
+    };
+    let OpenAt { mut open, newest } = later.at(tx, branch).await?;
     if branch.is_none()
         && let Some(id) = id_elsewhere(&open, answer)
         && let Some(record) = db::interrupts::find(tx, thread, &id).await?
@@ -62,7 +70,8 @@ pub(super) async fn match_answer(
     }
     Ok(MatchedAnswer {
         answers: checked,
-        branch,
+        open,
+        place: branch.or(newest),
     })
 }
 

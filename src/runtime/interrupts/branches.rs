@@ -7,8 +7,8 @@
 
 use super::deliver::LanePositions;
 use super::pending;
-use crate::db::checkpoints::{CheckpointSummary, Head};
-use crate::db::interrupts::InterruptRecord;
+use crate::db::checkpoints::{CheckpointSummary, Head, LaterSummary};
+use crate::db::interrupts::{InterruptRecord, InterruptState, LaterInterrupts};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Lane};
 use crate::domain::id::{CheckpointId, InterruptId, StepBase, ThreadId};
@@ -23,14 +23,49 @@ pub(in crate::runtime) async fn open_at(
     thread: ThreadId,
     checkpoint: Option<CheckpointId>,
 ) -> DbResult<Vec<InterruptRecord>> {
-    let mut open = pending(tx, thread).await?;
-    if open.is_empty() {
-        return Ok(open);
+    let later = LaterOpen::begin(tx, thread).await?;
+    Ok(later.at(tx, checkpoint).await?.open)
+}
+
+/// The open interrupts of a thread, to be read later in the transaction.
+pub(in crate::runtime) struct LaterOpen {
+    thread: ThreadId,
+    pending: LaterInterrupts,
+    newest: LaterSummary,
+}
+
+/// The open interrupts that wait at a checkpoint of a thread.
+pub(super) struct OpenAt {
+    /// The interrupts, in the order in which they were raised.
+    pub(super) open: Vec<InterruptRecord>,
+    /// The newest checkpoint of the thread, if there are any.
+    pub(super) newest: Option<CheckpointId>,
+}
+
+impl LaterOpen {
+    /// Begins to look for the open interrupts of a thread. The transaction must change nothing of the thread before they are
+    /// read. On SQLite they are read together with other rows.
+    pub(in crate::runtime) async fn begin(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Self> {
+        let status = Some(InterruptState::Pending);
+        Ok(Self {
+            thread,
+            pending: db::interrupts::of_thread_later(tx, thread, status).await?,
+            newest: db::checkpoints::newest_summary_later(tx, thread, Lane::Main).await?,
+        })
     }
-    let newest = db::checkpoints::newest_summary(tx, thread, Lane::Main).await?;
-    let positions = LanePositions::at(thread, checkpoint);
-    retain_those_at(tx, positions, newest, &mut open).await?;
-    Ok(open)
+
+    /// Returns the open interrupts that wait at a checkpoint, or at the newest one.
+    pub(super) async fn at(self, tx: &mut Tx<'_>, checkpoint: Option<CheckpointId>) -> DbResult<OpenAt> {
+        let mut open = self.pending.read(tx).await?;
+        if open.is_empty() {
+            return Ok(OpenAt { open, newest: None });
+        }
+        let newest = self.newest.read(tx).await?;
+        let positions = LanePositions::at(self.thread, checkpoint);
+        retain_those_at(tx, positions, newest, &mut open).await?;
+        let newest = newest.map(|newest| newest.id);
+        Ok(OpenAt { open, newest })
+    }
 }
 
 /// Removes those of the open interrupts of a thread that wait elsewhere than at these positions. `newest` is its newest
@@ -109,19 +144,20 @@ pub(in crate::runtime) async fn hold_messages(tx: &mut Tx<'_>, thread: ThreadId)
 }
 
 /// Returns the older checkpoint from which a run continues that answers interrupts of `branch`. None if it continues
-/// from the newest one: `branch` is the newest, or another run has carried its step on meanwhile.
+/// from the `newest` one: `branch` is the newest, or another run has carried its step on meanwhile.
 pub(super) async fn branch_to_continue(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     branch: Option<CheckpointId>,
+    newest: Option<&Head>,
 ) -> DbResult<Option<CheckpointId>> {
-    let Some(branch) = branch else { return Ok(None) };
+    let Some(branch) = branch.filter(|branch| newest.is_none_or(|newest| newest.id != *branch)) else {
+        return Ok(None);
+    };
     let found = db::checkpoints::find_head(tx, thread, branch).await?;
     let waits = found.filter(|found| found.lane == Lane::Main && found.position.has_waited());
     let Some(found) = waits else { return Ok(None) };
-    let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
-    let is_here = match &newest {
-        Some(newest) if newest.id == found.id => true,
+    let is_here = match newest {
         Some(newest) => is_carried_on(tx, thread, &found, newest).await?,
         None => false,
     };

@@ -7,6 +7,7 @@
 
 use super::deliver::{LanePositions, caller_lane};
 use super::{Resolution, continue_thread, lanes_of, pending};
+use crate::db::runs::LaterUnreported;
 use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
@@ -89,14 +90,15 @@ async fn notify_caller(
 }
 
 /// Starts another run after one of the main agent ended waiting, if subagents were cancelled of which it was not
-/// notified.
+/// notified. `cancelled` are the cancelled ones of the thread.
 pub(in crate::runtime) async fn report_cancelled(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
+    cancelled: LaterUnreported,
     at: Timestamp,
 ) -> DbResult<()> {
     let run = &run_context.run;
-    let children = unreported(tx, LanePositions::at(run.thread, None)).await?;
+    let children = waited_for(tx, LanePositions::at(run.thread, None), cancelled).await?;
     if children.is_empty() {
         return Ok(());
     }
@@ -115,10 +117,14 @@ pub(in crate::runtime) async fn report_cancelled(
     Ok(())
 }
 
-/// Returns the cancelled subagents of a thread whose callers still wait for them.
-pub(super) async fn unreported(tx: &mut Tx<'_>, positions: LanePositions) -> DbResult<Vec<RunId>> {
+/// Returns those of the cancelled subagents of a thread whose callers still wait for them.
+pub(super) async fn waited_for(
+    tx: &mut Tx<'_>,
+    positions: LanePositions,
+    cancelled: LaterUnreported,
+) -> DbResult<Vec<RunId>> {
     let mut unreported = vec![];
-    for child in db::runs::unreported(tx, positions.thread).await? {
+    for child in cancelled.read(tx).await? {
         let caller = caller_lane(tx, child).await?;
         if positions.read(tx, caller).await?.waits_for(child) {
             unreported.push(child);

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::branches::branch_to_continue;
-use super::cancel::unreported;
+use super::cancel::waited_for;
 use crate::agent::WaitingAgent;
-use crate::db::interrupts::InterruptRecord;
+use crate::db::checkpoints::{Head, LogEnd, LogSummary};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Origin;
@@ -19,28 +19,141 @@ use crate::domain::run::Resume;
 /// Prepares the agents of a thread for run `by`, before it loads them: the callers of cancelled subagents continue,
 /// answers are stored with the agents that wait for them, and all agents above those continue. Repeating it after a
 /// crash changes nothing. An answer goes only to the interrupt for which it was given, not to one that was raised again
-/// since. `branch` is the checkpoint at which the interrupts wait, if that need not be the newest. Returns the older
-/// checkpoint from which the run continues, if it does not continue from the newest.
+/// since. `branch` is the checkpoint at which the interrupts wait, if that need not be the newest.
 pub(in crate::runtime) async fn deliver(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     by: RunId,
     branch: Option<CheckpointId>,
     answers: Option<&Resume>,
-) -> DbResult<Option<CheckpointId>> {
-    let branch = branch_to_continue(tx, thread, branch).await?;
-    let positions = LanePositions::at(thread, branch);
-    for child in unreported(tx, positions).await? {
-        positions.unpark_ancestors(tx, Lane::Child(child), by).await?;
+) -> DbResult<Delivered> {
+    let delivery = AnswerDelivery::find(tx, thread, by, branch, answers).await?;
+    let branch = delivery.positions.branch;
+    let end = match delivery.is_for_newest() {
+        true => delivery.give_to_newest(tx).await?,
+        false => {
+            delivery.give(tx).await?;
+            None
+        }
+    };
+    Ok(Delivered { branch, end })
+}
+
+/// The answers and cancellations that a run brings, with the agents that wait for them.
+pub(in crate::runtime) struct AnswerDelivery<'a> {
+    by: RunId,
+    positions: LanePositions,
+    /// The cancelled subagents whose callers wait for them.
+    cancelled: Vec<RunId>,
+    answers: Vec<AnswerToGive<'a>>,
+    summary: LogSummary,
+    /// The newest checkpoint of the main agent.
+    newest: Option<Head>,
+}
+
+/// An answer with the history of the agent that waits for it.
+struct AnswerToGive<'a> {
+    lane: Lane,
+    id: &'a InterruptId,
+    answer: &'a Value,
+}
+
+impl<'a> AnswerDelivery<'a> {
+    /// Looks for those to whom run `by` brings something, as [`deliver`] does. Nothing is changed.
+    pub(in crate::runtime) async fn find(
+        tx: &mut Tx<'_>,
+        thread: ThreadId,
+        by: RunId,
+        branch: Option<CheckpointId>,
+        answers: Option<&'a Resume>,
+    ) -> DbResult<Self> {
+        let log_end = db::checkpoints::log_end_later(tx, thread).await?;
+        let cancelled = db::runs::unreported_later(tx, thread).await?;
+        let mut recipients = vec![];
+        for (id, answer) in answers.into_iter().flatten() {
+            let recipient = db::interrupts::recipient_later(tx, thread, id).await?;
+            recipients.push((id, answer, recipient));
+        }
+        let LogEnd { summary, newest } = log_end.read(tx).await?;
+        let newest = newest?;
+        let branch = branch_to_continue(tx, thread, branch, newest.as_ref()).await?;
+        let positions = LanePositions::at(thread, branch);
+        let cancelled = waited_for(tx, positions, cancelled).await?;
+        let mut answers = vec![];
+        for (id, answer, recipient) in recipients {
+            let found = recipient.read(tx).await?;
+            let found = found.filter(|found| found.resumed_by == Some(by));
+            answers.extend(found.map(|found| AnswerToGive {
+                lane: found.lane,
+                id,
+                answer,
+            }));
+        }
+        Ok(Self {
+            by,
+            positions,
+            cancelled,
+            answers,
+            summary,
+            newest,
+        })
     }
-    for (id, answer) in answers.into_iter().flatten() {
-        let found = db::interrupts::find(tx, thread, id).await?;
-        let Some(record) = found.filter(|record| record.resumed_by == Some(by)) else {
-            continue;
+
+    /// Returns whether only the main agent gets something, and the run continues from its newest checkpoint.
+    pub(in crate::runtime) fn is_for_newest(&self) -> bool {
+        let is_for_main = self.answers.iter().all(|given| given.lane == Lane::Main);
+        self.positions.are_newest() && self.cancelled.is_empty() && is_for_main
+    }
+
+    /// Gives the answers to the main agent at its newest checkpoint. Returns the end of the log; none if the log is empty.
+    pub(in crate::runtime) async fn give_to_newest(self, tx: &mut Tx<'_>) -> DbResult<Option<DeliveredEnd>> {
+        let Some(head) = self.newest else { return Ok(None) };
+        let mut machine = Machine {
+            head: Some(head.id),
+            step: Some(head.step),
+            position: head.position,
+            ..Machine::default()
         };
-        positions.give(tx, &record, answer, by).await?;
+        let mut is_changed = false;
+        for given in &self.answers {
+            is_changed |= machine.resolve(given.id, given.answer.clone());
+        }
+        if is_changed {
+            self.positions.write(tx, &machine, self.by).await?;
+        }
+        let newest = Head {
+            position: machine.position,
+            ..head
+        };
+        let summary = self.summary;
+        Ok(Some(DeliveredEnd { summary, newest }))
     }
-    Ok(branch)
+
+    /// Gives each agent what it gets.
+    async fn give(self, tx: &mut Tx<'_>) -> DbResult<()> {
+        for child in self.cancelled {
+            self.positions.unpark_ancestors(tx, Lane::Child(child), self.by).await?;
+        }
+        for AnswerToGive { lane, id, answer } in self.answers {
+            self.positions.give(tx, lane, id, answer, self.by).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The agents of a thread after what a run brings was delivered.
+pub(in crate::runtime) struct Delivered {
+    /// The older checkpoint from which the run continues, if it does not continue from the newest.
+    pub(in crate::runtime) branch: Option<CheckpointId>,
+    /// The end of the log from which it continues, if nothing but that was changed.
+    pub(in crate::runtime) end: Option<DeliveredEnd>,
+}
+
+/// The end of the log of a thread.
+pub(in crate::runtime) struct DeliveredEnd {
+    pub(in crate::runtime) summary: LogSummary,
+    /// The newest checkpoint of the main agent, with the answers that it has got.
+    pub(in crate::runtime) newest: Head,
 }
 
 /// Returns whether none of these interrupts has the answer of run `by`, which has not begun: the thread went on without
@@ -55,8 +168,9 @@ pub(in crate::runtime) async fn is_late(
         return Ok(false);
     }
     for id in ids {
-        let found = db::interrupts::find(tx, thread, id).await?;
-        if found.is_some_and(|record| record.resumed_by == Some(by)) {
+        let found = db::interrupts::recipient_later(tx, thread, id).await?;
+        let found = found.read(tx).await?;
+        if found.is_some_and(|found| found.resumed_by == Some(by)) {
             return Ok(false);
         }
     }
@@ -133,18 +247,20 @@ impl LanePositions {
         Ok(waiting)
     }
 
-    /// Stores an answer with the agent that waits for it, on behalf of run `by`, and lets the agents above it continue.
+    /// Stores the answer to an interrupt with the agent that waits for it, on behalf of run `by`, and lets the agents above it
+    /// continue.
     pub(super) async fn give(
         self,
         tx: &mut Tx<'_>,
-        record: &InterruptRecord,
+        lane: Lane,
+        id: &InterruptId,
         answer: &Value,
         by: RunId,
     ) -> DbResult<()> {
-        let mut machine = self.read(tx, record.lane).await?;
-        if machine.resolve(&record.interrupt.id, answer.clone()) {
+        let mut machine = self.read(tx, lane).await?;
+        if machine.resolve(id, answer.clone()) {
             self.write(tx, &machine, by).await?;
-            self.unpark_ancestors(tx, record.lane, by).await?;
+            self.unpark_ancestors(tx, lane, by).await?;
         }
         Ok(())
     }

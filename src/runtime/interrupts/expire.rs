@@ -83,7 +83,8 @@ async fn end_left_interrupts(tx: &mut Tx<'_>, expired: &[InterruptRecord], now: 
         db::interrupts::expire(tx, record.thread, &record.interrupt.id, &expiry.answer, None, now).await?;
         if place.is_some() {
             let positions = LanePositions::at(record.thread, place);
-            positions.give(tx, record, &expiry.answer, record.run).await?;
+            let id = &record.interrupt.id;
+            positions.give(tx, record.lane, id, &expiry.answer, record.run).await?;
         }
     }
     Ok(())

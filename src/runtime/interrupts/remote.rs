@@ -5,6 +5,7 @@
 //! continues with the subagent; the interrupt gets a placeholder as its answer, and the call reads the result from the
 //! other server.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -123,7 +124,7 @@ impl Interrupts {
             .count();
         let resume = match (pending, &found.interrupt.question.key) {
             (2.., Some(id)) => json!({id: answer}),
-            (_, _) => resume(&[(found.interrupt.question.clone(), answer.clone())]),
+            (_, _) => resume(&[(Arc::clone(&found.interrupt.question), answer.clone())]),
         };
         let order = RemoteRunRequest {
             assistant_id: agent.graph_id.clone().unwrap_or_default(),
@@ -233,7 +234,7 @@ fn open_interrupt(
             id,
             task,
             asker,
-            question,
+            question: Arc::new(question),
             answer: None,
         },
         thread: record.task,

@@ -29,6 +29,20 @@ fn find(run_context: &RunContext, graph_id: &str) -> Option<Arc<RegisteredAgent>
     registry.for_tenant(&known, tenant)
 }
 
+/// A child run that may be admitted.
+pub(super) struct PreparedChild {
+    pub(super) run: Run,
+    /// The address of the other server, for a remote agent.
+    url: Option<String>,
+}
+
+impl PreparedChild {
+    /// Returns a run that is stored already.
+    pub(super) fn of(run: Run) -> Self {
+        Self { run, url: None }
+    }
+}
+
 /// Admits a child run. A run that was admitted before is returned again.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
@@ -36,50 +50,62 @@ pub(super) async fn admit(
     new_run: &NewChildRun,
     now: Timestamp,
 ) -> DbResult<AdmittedChild> {
-    let root = &run_context.run;
     if let Some(run) = db::runs::get_by_id(tx, new_run.id).await? {
         return Ok(AdmittedChild::Admitted(Box::new(run)));
     }
+    match prepare(run_context, new_run, now) {
+        Ok(prepared) => {
+            store(tx, run_context, &prepared).await?;
+            Ok(AdmittedChild::Admitted(Box::new(prepared.run)))
+        }
+        Err(refusal) => Ok(AdmittedChild::Refused(refusal)),
+    }
+}
+
+/// Prepares a child run for its admission.
+///
+/// # Errors
+/// The reason for the model, if the run is refused.
+pub(super) fn prepare(
+    run_context: &RunContext,
+    new_run: &NewChildRun,
+    now: Timestamp,
+) -> Result<PreparedChild, String> {
     if new_run.lineage.depth > new_run.max_depth {
-        return Ok(AdmittedChild::Refused(format!(
+        return Err(format!(
             "Delegation is limited to {} levels and this one would be level {}. Do the work yourself.",
             new_run.max_depth, new_run.lineage.depth
-        )));
+        ));
     }
     let mut url = new_run.url.clone();
     let agent = match &new_run.graph_id {
         None => None,
-        Some(graph_id) => match find(run_context, graph_id) {
-            Some(known) => {
-                if let Some(refusal) = new_run.incompatibility(known.agent()) {
-                    return Ok(AdmittedChild::Refused(refusal));
-                }
-                if let Err(error) = known.check_models() {
-                    return Ok(AdmittedChild::Refused(format!(
-                        "The agent `{graph_id}` cannot work here: {error}. Do the work yourself."
-                    )));
-                }
-                url = known.agent().remote().map(|remote| remote.url.clone());
-                let graph_id = graph_id.clone();
-                let definition = Some(known.digest.clone());
-                Some(AssignedAgent {
-                    graph_id,
-                    version: 1,
-                    definition,
-                })
+        Some(graph_id) => {
+            let known = find(run_context, graph_id).ok_or_else(|| {
+                format!("The agent `{graph_id}` is not defined on this server. Do the work yourself.")
+            })?;
+            if let Some(refusal) = new_run.incompatibility(known.agent()) {
+                return Err(refusal);
             }
-            None => {
-                return Ok(AdmittedChild::Refused(format!(
-                    "The agent `{graph_id}` is not defined on this server. Do the work yourself."
-                )));
-            }
-        },
+            known
+                .check_models()
+                .map_err(|error| format!("The agent `{graph_id}` cannot work here: {error}. Do the work yourself."))?;
+            url = known.agent().remote().map(|remote| remote.url.clone());
+            let graph_id = graph_id.clone();
+            let definition = Some(known.digest.clone());
+            Some(AssignedAgent {
+                graph_id,
+                version: 1,
+                definition,
+            })
+        }
     };
     let request = RunRequest {
         input: serde_json::to_value(&new_run.order).ok(),
         agent,
         ..RunRequest::default()
     };
+    let root = &run_context.run;
     let run = Run {
         id: new_run.id,
         thread: root.thread,
@@ -95,13 +121,23 @@ pub(super) async fn admit(
         due_at: now,
         queue: root.queue.clone(),
     };
-    db::runs::insert(tx, &run, None).await?;
-    if run.lineage.root != root.id {
-        db::runs::mark_begun_by(tx, run.id, root.id).await?;
+    Ok(PreparedChild { run, url })
+}
+
+/// Stores a child run that does not exist yet.
+///
+/// # Errors
+/// [`DbError::Conflict`](db::DbError::Conflict) if it exists, by the end of the transaction.
+pub(super) async fn store(tx: &mut Tx<'_>, run_context: &RunContext, prepared: &PreparedChild) -> DbResult<()> {
+    let PreparedChild { run, url } = prepared;
+    let root = run_context.run.id;
+    db::runs::insert(tx, run, None).await?;
+    if run.lineage.root != root {
+        db::runs::mark_begun_by(tx, run.id, root).await?;
     }
-    background::insert_remote_run(tx, &run, url.as_deref()).await?;
+    background::insert_remote_run(tx, run, url.as_deref()).await?;
     if url.is_some() {
         run_context.core.jobs.has_tasks();
     }
-    Ok(AdmittedChild::Admitted(Box::new(run)))
+    Ok(())
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Rest;
+use super::child::{self, PreparedChild};
 use crate::db::checkpoints::NewCheckpoint;
 use crate::db::events::NewEvent;
 use crate::db::interrupts::InterruptRecord;
@@ -31,6 +32,8 @@ pub(super) struct CommitBatch {
     pub(super) first: i64,
     pub(super) count: usize,
     pub(super) at: Timestamp,
+    /// New child runs.
+    pub(super) children: Vec<NewChild>,
     pub(super) entries: Vec<PlacedStep>,
     pub(super) facts: Vec<PlacedFact>,
     pub(super) items: Vec<ItemChange>,
@@ -48,6 +51,13 @@ pub(super) struct CommitBatch {
     pub(super) events: Vec<Arc<Event>>,
 }
 
+/// A new child run of a batch, with its first writes if it begins at once. Their numbers follow those of the batch.
+#[derive(Clone)]
+pub(super) struct NewChild {
+    pub(super) prepared: Arc<PreparedChild>,
+    pub(super) first: Option<CommitBatch>,
+}
+
 /// The end of a run.
 #[derive(Clone)]
 pub(super) struct RunEnd {
@@ -55,12 +65,23 @@ pub(super) struct RunEnd {
     pub(super) error: Option<Failure>,
     /// True if the run ends waiting, for answers or at a breakpoint.
     pub(super) waits: bool,
+    /// True if queued messages of the thread are looked for, which may have to be held or let go.
+    pub(super) looks_for_messages: bool,
 }
 
 impl CommitBatch {
-    /// Returns the numbers of the batch's events.
+    /// Returns the number of the batch's events, with those of new child runs.
+    pub(super) fn total(&self) -> usize {
+        let firsts = self.children.iter().filter_map(|child| child.first.as_ref());
+        self.count + firsts.map(Self::total).sum::<usize>()
+    }
+
+    /// Returns the numbers of the batch's events, with those of new child runs.
     pub(super) fn numbers(&self) -> Range<i64> {
-        self.first..self.first.saturating_add(i64::try_from(self.count).unwrap_or(i64::MAX))
+        self.first
+            ..self
+                .first
+                .saturating_add(i64::try_from(self.total()).unwrap_or(i64::MAX))
     }
 
     /// Returns the same batch with numbers from `first` on.
@@ -78,6 +99,9 @@ impl CommitBatch {
             laid.seq = moved(laid.seq);
             laid.segment = moved(laid.segment);
         }
+        for child in &mut new.children {
+            child.first = child.first.take().map(|batch| batch.renumbered(moved(batch.first)));
+        }
         new.facts.iter_mut().for_each(|placed| placed.seq = moved(placed.seq));
         new.asked.iter_mut().for_each(|asked| asked.seq = moved(asked.seq));
         for event in &mut new.events {
@@ -87,6 +111,16 @@ impl CommitBatch {
             });
         }
         new
+    }
+
+    /// Returns the same batch, whose end looks for queued messages; none if it does that already, or has no end.
+    pub(super) fn looking_for_messages(&self) -> Option<Self> {
+        let end = self.ended.as_ref().filter(|end| !end.looks_for_messages)?;
+        let ended = Some(RunEnd {
+            looks_for_messages: true,
+            ..end.clone()
+        });
+        Some(Self { ended, ..self.clone() })
     }
 
     /// Returns whether the batch is progress: a step was made, or a call answered. A restart is no progress.
@@ -133,7 +167,8 @@ pub(super) struct PlacedFact {
 /// Stores a batch in its `turn`, unless it is stored already under one of the numbers that it had `before`.
 ///
 /// # Errors
-/// [`DbError::NoRow`](crate::db::DbError::NoRow) if another process holds the lease of the run, by the end of the transaction.
+/// [`DbError::NoRow`](crate::db::DbError::NoRow) by the end of the transaction: if another process holds the lease of the run, or
+/// if the run ends without looking for messages that its thread may have.
 pub(super) async fn write_batch(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
@@ -201,6 +236,13 @@ pub(super) async fn write_rows(
     lane: Lane,
     batch: &CommitBatch,
 ) -> DbResult<()> {
+    for NewChild { prepared, first } in &batch.children {
+        child::store(tx, run_context, prepared).await?;
+        // The row says already that the child run has begun, and its first writes are nothing but entries of the log.
+        if let Some(first) = first {
+            write_log(tx, &run_context.run, Lane::Child(prepared.run.id), first).await?;
+        }
+    }
     let thread = run_context.run.thread;
     let root = run_context.run.id;
     let run = run_of(lane, root);
@@ -215,8 +257,9 @@ pub(super) async fn write_rows(
     if let Some(used) = batch.used.as_ref().filter(|_| lane != Lane::Main) {
         db::runs::set_usage(tx, run, used, root).await?;
     }
+    let mut replaced = Vec::with_capacity(batch.asked.len());
     for asked in &batch.asked {
-        db::interrupts::insert(tx, asked).await?;
+        replaced.push(db::interrupts::insert_later(tx, asked).await?);
     }
     for change in &batch.items {
         db::items::change(tx, &run_context.ownership, change, at).await?;
@@ -236,6 +279,10 @@ pub(super) async fn write_rows(
         }
     } else if lane != Lane::Main && batch.begins() {
         db::runs::set_child_status(tx, run, RunStatus::Running, None, root, batch.at).await?;
+    }
+    // The rows are there already if a run ends.
+    for replaced in replaced {
+        replaced.save(tx).await?;
     }
     Ok(())
 }
@@ -278,12 +325,20 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
             ThreadStatus::Interrupted
         }
     };
-    admission::leave_thread(tx, &run_context.run, status, end.error.clone(), at).await?;
-    // This follows the write to the thread, whose lock is held while subagents are cancelled.
-    if end.waits {
-        interrupts::report_cancelled(tx, run_context, at).await
-    } else {
-        Ok(())
+    // They are read after the write to the thread, whose lock is held while subagents are cancelled. SQLite has one writer anyway.
+    let cancelled = match end.waits {
+        true => Some(db::runs::unreported_later(tx, run_context.run.thread).await?),
+        false => None,
+    };
+    let run = &run_context.run;
+    let error = end.error.clone();
+    match end.looks_for_messages {
+        true => admission::leave_thread(tx, run, status, error, at).await?,
+        false => admission::leave_thread_without_messages(tx, run, status, error, at).await?,
+    }
+    match cancelled {
+        Some(cancelled) => interrupts::report_cancelled(tx, run_context, cancelled, at).await,
+        None => Ok(()),
     }
 }
 

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{LoadedMachine, give_input, next_seq, plan_of, started};
+use super::{LoadedMachine, give_input, is_unreadable, next_seq, plan_of, started};
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::{LaterLogEnd, LogEnd};
-use crate::db::{self, DbError, DbResult, Tx};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::machine::{Machine, Phase};
 use crate::domain::run::RunRequest;
 use crate::runtime::admission::is_large;
@@ -144,7 +144,6 @@ impl StartingPoint {
         if summary.max_seq == 0 {
             return Ok(Some(Self::of_empty(summary.has_decisions)));
         }
-        let is_unreadable = |error: &DbError| error.is_corrupt() || matches!(error, DbError::Sealed(_));
         let found = match newest {
             Ok(newest) => db::checkpoints::machine_in_memory(tx, newest),
             // The driver of the run meets the error again, and ends the run or gives it back. The request is not

@@ -5,7 +5,7 @@
 //! the question, and is made again with the answer: when the server asks the same again, it gets the answer at once. A
 //! question does not say to which call it belongs, so the calls of such a server are made one after the other.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rmcp::model::{ElicitRequestParams, ElicitResult, ElicitationAction};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ pub(super) struct Elicitations {
 /// The call that is made.
 struct CurrentCall {
     /// The questions that were answered before the call was repeated, each with its answer.
-    answers: Vec<(Question, Value)>,
+    answers: Vec<(Arc<Question>, Value)>,
     /// Takes the questions that have no answer. The first one ends the call.
     asked: mpsc::Sender<ElicitRequestParams>,
 }
@@ -61,7 +61,7 @@ impl CallTurn<'_> {
 
 impl Elicitations {
     /// Waits for the end of the call before, and begins one with these answers.
-    pub(super) async fn begin(&self, answers: &[(Question, Value)]) -> CallTurn<'_> {
+    pub(super) async fn begin(&self, answers: &[(Arc<Question>, Value)]) -> CallTurn<'_> {
         let turn = self.turn.lock().await;
         let (sender, asked) = mpsc::channel(1);
         *self.current() = Some(CurrentCall {
@@ -174,7 +174,7 @@ mod tests {
         assert!(question.check(&answer).is_ok());
         assert!(question.check(&json!({"action": "accept"})).is_err());
         drop(turn);
-        let _turn = elicitations.begin(&[(question, answer)]).await;
+        let _turn = elicitations.begin(&[(Arc::new(question), answer)]).await;
         let reply = elicitations.reply(asked("Where?"));
         assert_eq!(reply.content, Some(json!({"seat": "4a"})));
         assert_eq!(elicitations.reply(asked("When?")).action, ElicitationAction::Cancel);

@@ -5,6 +5,7 @@
 //! meanwhile, and the state is stored with the questions, so the answers may come days later.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rmcp::model::{CallToolRequestParams, ElicitRequestParams};
@@ -52,7 +53,7 @@ pub(super) enum Requirement {
 impl CallInput {
     /// Returns the input of a call whose last result has asked these questions, which have been answered. Other questions
     /// in the list are those of `elicitation/create`.
-    pub(super) fn of(answers: &[(Question, Value)]) -> Self {
+    pub(super) fn of(answers: &[(Arc<Question>, Value)]) -> Self {
         let mut input = Self::default();
         for (question, answer) in answers {
             let Some(request) = &question.request else {
@@ -229,7 +230,7 @@ mod tests {
             json!({"action": "accept", "content": {"seat": "4a"}, "more": 1}),
             json!({"action": "decline"}),
         ];
-        let answered: Vec<(Question, Value)> = questions.into_iter().zip(answers).collect();
+        let answered: Vec<(Arc<Question>, Value)> = questions.into_iter().map(Arc::new).zip(answers).collect();
         let input = CallInput::of(&answered);
         let params = input.add_to(CallToolRequestParams::new("book"));
         let expected = json!({
@@ -253,7 +254,7 @@ mod tests {
         let accept = json!({"action": "accept", "content": {"seat": "4a"}});
         let earlier = |message: &str, answer: &Value| {
             let asked = question("any", &request(message)).expect("a question");
-            (asked, answer.clone())
+            (Arc::new(asked), answer.clone())
         };
         let answers = [earlier("Which?", &accept), earlier("Which?", &decline)];
         let input = CallInput::of(&answers);
@@ -275,9 +276,9 @@ mod tests {
         let Ok(Some(Requirement::Answers(questions))) = next.requirement(&which, true) else {
             panic!("each answer counts once");
         };
-        let later: Vec<(Question, Value)> = questions
+        let later: Vec<(Arc<Question>, Value)> = questions
             .into_iter()
-            .map(|question| (question, accept.clone()))
+            .map(|question| (Arc::new(question), accept.clone()))
             .collect();
         let input = CallInput::of(&[answers.as_slice(), later.as_slice()].concat());
         assert!(matches!(

@@ -550,7 +550,7 @@ impl McpServer {
     pub(super) async fn call(
         &self,
         request: CallToolRequest,
-        answers: &[(Question, Value)],
+        answers: &[(Arc<Question>, Value)],
         limit: Duration,
     ) -> Result<CallEnd, Failure> {
         let elicitations = match &self.elicitations {

@@ -387,7 +387,8 @@ async fn an_answer_may_ask_a_human_and_the_call_is_made_again_with_the_answers()
         assert_eq!(questions[0].schema, json!({"type": "boolean"}));
         assert!(questions.iter().all(|question| question.kind == QuestionKind::Question));
         assert!(questions[0].approvers.is_empty() && !questions[1].approvers.is_empty());
-        let answers = questions.into_iter().zip([json!(true), json!("Eve")]).collect();
+        let given = [json!(true), json!("Eve")];
+        let answers = questions.into_iter().map(Arc::new).zip(given).collect();
         let Ok(CallOutcome::Answer(answer)) = call_at(&base, "/ask", &scope.answered(answers)).await else {
             panic!("no answer")
         };

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::support::client::reply;
 use crate::support::sse::{Frame, put_together};
-use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, on_postgres, play, script};
+use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, on_postgres, play, script, task};
 
 on_both_engines! {
     the_state_of_a_thread_has_the_input_of_a_run_that_was_accepted,
@@ -19,6 +19,7 @@ on_both_engines! {
 
 on_postgres! {
     a_run_and_its_input_are_one_transaction_on_postgres,
+    the_subagents_of_one_answer_begin_in_one_transaction_on_postgres,
 }
 
 async fn the_state_of_a_thread_has_the_input_of_a_run_that_was_accepted(server: TestServer) {
@@ -235,7 +236,7 @@ async fn a_new_thread_and_its_entry_in_the_audit_take_one_exchange_with_the_conn
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_of_one_step_takes_four_exchanges_with_the_connection_of_sqlite() {
+async fn a_run_of_one_step_takes_three_exchanges_with_the_connection_of_sqlite() {
     play(Engine::Sqlite, async |server: TestServer| {
         server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
         let alice = server.human("plain").await;
@@ -254,9 +255,75 @@ async fn a_run_of_one_step_takes_four_exchanges_with_the_connection_of_sqlite() 
             end = end.min(of_end().expect("it is in the log"));
         }
         assert_eq!(admission, 2, "what is read, and what is stored");
+        assert_eq!(end, 1, "no message waits for answers");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_subagents_of_one_answer_take_one_exchange_with_the_connection_of_sqlite() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+        let alice = server.human("agent").await;
+        let calls = [task("t1", "researcher", "one"), task("t2", "researcher", "two")];
+        alice.says(script().calls_all(calls).says("done")).await;
+        let admission = || {
+            let text = server.log().text();
+            let mut lines = text.lines();
+            let line = lines.find(|line| line.matches("insert into runs").count() == 2);
+            line.map(str::to_owned)
+        };
+        eventually(async || admission().is_some()).await;
+        let line = admission().expect("it is in the log");
+        assert!(
+            line.contains("insert into checkpoints"),
+            "the answer, and what they begin with: {line}"
+        );
+    })
+    .await;
+}
+
+async fn the_subagents_of_one_answer_begin_in_one_transaction_on_postgres(server: TestServer) {
+    let alice = server.human("agent").await;
+    let calls = ["t1", "t2", "t3"].map(|id| task(id, "researcher", id));
+    alice.says(script().calls_all(calls).says("done")).await;
+    let inputs = "from checkpoints where source = 'input' and lane <> '00000000-0000-0000-0000-000000000000'";
+    assert_eq!(server.number_in_database(&format!("select count(*) {inputs}")).await, 3);
+    // Postgres marks each row with the transaction that has written it.
+    let together = format!("select count(distinct xmin::text) {inputs}");
+    assert_eq!(server.number_in_database(&together).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_and_its_answer_take_six_exchanges_with_the_connection_of_sqlite() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+        let alice = server.human("agent").await;
+        alice.says("one").await;
+        let mut end = usize::MAX;
+        let mut admission = usize::MAX;
+        // Reads of other work may be in the log, as above.
+        for id in ["m1", "m2", "m3", "m4"] {
+            server.log().clear();
+            alice.says(script().calls(mail(id, "bob")).says("sent")).await;
+            let of_end = || exchanges_of(&server.log().text(), "update threads set status = case");
+            eventually(async || of_end().is_some()).await;
+            end = end.min(of_end().expect("it is in the log"));
+            let question = alice.question().await;
+            server.log().clear();
+            alice.approves(&question).await.finishes().await;
+            let of_admission = || exchanges_of(&server.log().text(), "insert into runs");
+            eventually(async || of_admission().is_some()).await;
+            admission = admission.min(of_admission().expect("it is in the log"));
+            assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: sent"));
+        }
         assert_eq!(
             end, 2,
-            "what is stored, which says whether messages wait for answers, and the commit"
+            "what is stored, with what is read of subagents that were cancelled, and the commit"
+        );
+        assert_eq!(
+            admission, 4,
+            "what is read, what is stored with where the thread waits, the position with what was used, and the commit"
         );
     })
     .await;

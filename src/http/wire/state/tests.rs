@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::super::history::HistoryEntries;
 use super::*;
 use crate::db::checkpoints::Visit;
@@ -179,7 +181,7 @@ fn asked(task: TaskId, status: InterruptState) -> (TaskId, InterruptRecord) {
         id: InterruptId::of_task(task, 0),
         task,
         asker: InterruptSource::Call("call_1".into()),
-        question,
+        question: Arc::new(question),
         answer: None,
     };
     let asked = InterruptRecord {
