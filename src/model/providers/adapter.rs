@@ -17,6 +17,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::caching::{CacheHint, Caching};
+use super::chat_body::{EncodedTools, OmittedParts};
 use super::file_names::FileNames;
 use super::separators::Separator;
 use super::transport::{AdjustedTransport, CallIds};
@@ -38,6 +39,7 @@ pub(super) struct Adapter<W> {
     limits: AnswerLimits,
     key: Option<SecretString>,
     caching: Caching,
+    tools: EncodedTools,
 }
 
 impl<W> Adapter<W> {
@@ -59,6 +61,7 @@ impl<W> Adapter<W> {
             limits,
             key,
             caching: Caching::default(),
+            tools: EncodedTools::default(),
         }
     }
 
@@ -96,16 +99,28 @@ where
                 .entry(caching::KEY)
                 .or_insert_with(|| key.as_str().into());
         }
-        let blocks = request.system.blocks();
+        let blocks = match cache {
+            CacheHint::Markers => request.system.blocks(),
+            CacheHint::Nothing | CacheHint::Key | CacheHint::KeyInHeader => vec![],
+        };
         let separator = Separator::new(self.kind, &request.messages);
         let built = request::build(&request, self.kind, separator.as_ref())
             .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
+        let omitted = match self.kind {
+            Protocol::OpenAi => OmittedParts::of(&request, &self.tools)?,
+            Protocol::OpenAiResponses
+            | Protocol::Anthropic
+            | Protocol::GoogleGenAi
+            | Protocol::Ollama
+            | Protocol::Scripted => OmittedParts::default(),
+        };
         let ids = CallIds::default();
         let transport = AdjustedTransport {
             http: self.http.clone(),
             kind: self.kind,
             ids: ids.clone(),
             file_names: FileNames::of(&built, self.kind),
+            omitted,
             blocks: blocks.into(),
             separator,
             cache,
