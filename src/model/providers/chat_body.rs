@@ -1,8 +1,8 @@
 //! The instructions and the tools in requests with OpenAI's protocol.
 //!
-//! Instructions and tools are the largest part of most requests, and the tools are the same in all requests of an agent. rig-core would convert
-//! and copy them several times for each request. So it gets short ones in their place, and the encoded request gets the
-//! real ones: the tools as they were encoded for an earlier request.
+//! Instructions and tools are the largest part of most requests, and the tools are the same in all requests of an
+//! agent. rig-core would convert and copy them several times for each request. So it gets short ones in their place, and
+//! the encoded request gets the real ones: the tools as they were encoded for an earlier request.
 //!
 //! rig-core sends a system message as a list with one block of text. OpenAI takes both forms, but some servers of other
 //! makers apply templates to the messages that take a text alone. So all messages of the system are sent as texts.
