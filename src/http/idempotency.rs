@@ -109,7 +109,7 @@ pub(super) fn respond<T>(once: IdempotentOutcome<T>, first: impl FnOnce(T) -> Re
 pub(super) fn stored_response(body: &impl Serialize, thread: Option<ThreadId>) -> StoredResponse {
     StoredResponse::Answer {
         status: 200,
-        body: super::wire::json(body).to_string(),
+        body: super::wire::json_text(body),
         location: None,
         thread,
     }

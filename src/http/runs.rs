@@ -19,9 +19,9 @@ use super::stream::{
 use super::subagents;
 use super::wait::{self, CancelOnDisconnect};
 use super::wire::child_run::AnyRunView;
-use super::wire::json;
 use super::wire::run::{COLUMNS, CheckedRun, RunCreate, RunScope, RunView};
 use super::wire::server_sent_event::ServerSentEvent;
+use super::wire::{json, json_text};
 use super::{Api, JsonResult};
 use crate::db::runs::RunList;
 use crate::db::{runs, threads};
@@ -51,15 +51,12 @@ pub(super) async fn create(
 
 /// The response to a request that creates a run: the run and its location.
 pub(super) fn created_response(runs: &[Run], path: fn(&Run) -> String) -> StoredResponse {
-    let body = runs
-        .first()
-        .map(|run| json(&RunView::created(run.clone())))
-        .unwrap_or_default();
+    let body = runs.first().map(|run| RunView::created(run.clone()));
     // A temporary thread is deleted with its run, but the answer is kept: a repeated request must not start another run.
     let kept = runs.first().filter(|run| !run.request.temporary);
     StoredResponse::Answer {
         status: 200,
-        body: body.to_string(),
+        body: json_text(&body),
         location: runs.first().map(path),
         thread: kept.map(|run| run.thread),
     }

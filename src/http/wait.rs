@@ -8,6 +8,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Api;
@@ -16,7 +17,7 @@ use super::stream::fold::AgentFold;
 use super::subagents;
 use super::threads::ThreadSummary;
 use super::wire::interrupt::{brief, full};
-use super::wire::{failure, json as to_json};
+use super::wire::{failure, json as to_json, json_text};
 use crate::db::runs;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact, Origin};
@@ -30,8 +31,8 @@ use crate::events::{After, Tail};
 use crate::runtime::Runs;
 
 /// Responds with the JSON of `result`, and with a newline every `beat` until then.
-pub(super) fn respond_when_done(
-    result: impl Future<Output = Result<Value, ApiError>> + Send + 'static,
+pub(super) fn respond_when_done<T: Serialize + Send + 'static>(
+    result: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     beat: Duration,
     guard: CancelOnDisconnect,
 ) -> Response {
@@ -41,7 +42,7 @@ pub(super) fn respond_when_done(
         match tokio::time::timeout(beat, &mut result).await {
             Ok(result) => {
                 guard.disarm();
-                Some((Ok::<_, Infallible>(Bytes::from(result_json(result).to_string())), None))
+                Some((Ok::<_, Infallible>(Bytes::from(result_text(result))), None))
             }
             Err(_) => Some((Ok(Bytes::from_static(b"\n")), Some((result, guard)))),
         }
@@ -54,8 +55,14 @@ pub(super) fn respond_when_done(
 }
 
 /// The status is already sent, so an error is reported in the body, as the SDKs expect for runs.
-fn result_json(result: Result<Value, ApiError>) -> Value {
-    result.unwrap_or_else(|error| json!({"__error__": {"error": "InternalServerError", "message": error.message()}}))
+fn result_text(result: Result<impl Serialize, ApiError>) -> String {
+    match result {
+        Ok(result) => json_text(&result),
+        Err(error) => {
+            let error = json!({"error": "InternalServerError", "message": error.message()});
+            json!({"__error__": error}).to_string()
+        }
+    }
 }
 
 /// Cancels a run when the waiting client disconnects.
@@ -160,14 +167,27 @@ impl RunReader {
     }
 }
 
+/// The result of a new run.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum NewRunResult {
+    /// The final values.
+    Values(Box<State>),
+    /// The values with interrupts, or an error.
+    Other(Value),
+}
+
 /// The result of a new run: its final values with its interrupts, or its error.
-pub(super) async fn run_result(api: Api, run: Run) -> Result<Value, ApiError> {
+pub(super) async fn run_result(api: Api, run: Run) -> Result<NewRunResult, ApiError> {
     let outcome = RunReader::new(&api, run).outcome().await?;
     Ok(match outcome.end {
-        Some((status, Some(error))) if status.has_failed() => json!({"__error__": failure(&error)}),
-        Some(_) => with_questions(to_json(&outcome.state), &outcome.interrupts),
+        Some((status, Some(error))) if status.has_failed() => {
+            NewRunResult::Other(json!({"__error__": failure(&error)}))
+        }
+        Some(_) if outcome.interrupts.is_empty() => NewRunResult::Values(Box::new(outcome.state)),
+        Some(_) => NewRunResult::Other(with_questions(to_json(&outcome.state), &outcome.interrupts)),
         // The run was rolled back or deleted.
-        None => json!({}),
+        None => NewRunResult::Other(json!({})),
     })
 }
 
@@ -298,8 +318,10 @@ mod tests {
 
     #[test]
     fn a_fault_while_waiting_is_reported_in_the_body() {
-        let body = result_json(Err(ApiError::fault(&"secret")));
+        let failed: Result<Value, ApiError> = Err(ApiError::fault(&"secret"));
+        let text = result_text(failed);
+        let body: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(body["__error__"]["error"], "InternalServerError");
-        assert!(!body.to_string().contains("secret"));
+        assert!(!text.contains("secret"));
     }
 }
