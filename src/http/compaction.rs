@@ -76,7 +76,7 @@ pub(super) async fn compact(
     let headers = runs::location_headers(&started.run, Some("join"));
     let beat = api.settings.heartbeat;
     let result = compaction_result(api, started.run);
-    let response = wait::respond_when_done(result, beat, CancelOnDisconnect::default());
+    let response = wait::respond_when_done(result, beat, CancelOnDisconnect::default()).await;
     Ok(permit.hold(runs::mark_if_replayed(
         (headers, response).into_response(),
         started.is_replay,

@@ -10,7 +10,7 @@ use super::error::ApiError;
 /// Answers 503 if the handler has not started its response within `limit`.
 ///
 /// The body of the request has arrived before; bodies have a limit of their own in `bodies.rs`. Waiting responses and
-/// streams start at once, so the limit does not affect them. The handler is dropped, as when the client disconnects; a
+/// streams start soon, so the limit does not affect them. The handler is dropped, as when the client disconnects; a
 /// transaction that was already submitted runs to its end.
 pub(super) async fn limit(limit: Duration, is_safe: bool, handling: impl Future<Output = Response>) -> Response {
     match timeout(limit, handling).await {

@@ -209,7 +209,7 @@ pub(super) async fn start_and_wait(
     let beat = api.settings.heartbeat;
     let response = (
         headers,
-        wait::respond_when_done(wait::run_result(api, run), beat, guard),
+        wait::respond_when_done(wait::run_result(api, run), beat, guard).await,
     )
         .into_response();
     Ok(permit.hold(mark_if_replayed(response, is_replay)))
@@ -444,7 +444,8 @@ pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, Api
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = location_headers(&run, Some("join"));
     let beat = api.settings.heartbeat;
-    let response = (headers, wait::respond_when_done(wait::join_run(api, run), beat, guard)).into_response();
+    let response = wait::respond_when_done(wait::join_run(api, run), beat, guard).await;
+    let response = (headers, response).into_response();
     Ok(permit.hold(hold_until_sent(response, follower)))
 }
 
@@ -595,7 +596,7 @@ pub(super) async fn cancel(
     Ok(permit.hold(
         (
             headers,
-            wait::respond_when_done(end, beat, CancelOnDisconnect::default()),
+            wait::respond_when_done(end, beat, CancelOnDisconnect::default()).await,
         )
             .into_response(),
     ))

@@ -30,13 +30,21 @@ use crate::domain::visibility::Visibility;
 use crate::events::{After, Tail};
 use crate::runtime::Runs;
 
+/// The time for which the head of a response waits for a result, so that both are sent in one piece.
+const QUICK: Duration = Duration::from_millis(100);
+
 /// Responds with the JSON of `result`, and with a newline every `beat` until then.
-pub(super) fn respond_when_done<T: Serialize + Send + 'static>(
+pub(super) async fn respond_when_done<T: Serialize + Send + 'static>(
     result: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     beat: Duration,
-    guard: CancelOnDisconnect,
+    mut guard: CancelOnDisconnect,
 ) -> Response {
-    let waiting = Some((Box::pin(result), guard));
+    let mut result = Box::pin(result);
+    if let Ok(done) = tokio::time::timeout(QUICK.min(beat), &mut result).await {
+        guard.disarm();
+        return ([(header::CONTENT_TYPE, "application/json")], result_text(done)).into_response();
+    }
+    let waiting = Some((result, guard));
     let chunks = stream::unfold(waiting, move |waiting| async move {
         let (mut result, mut guard) = waiting?;
         match tokio::time::timeout(beat, &mut result).await {
@@ -265,7 +273,7 @@ pub(super) async fn wait_for_end(api: &Api, run: &Run) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::to_bytes;
+    use axum::body::{HttpBody, to_bytes};
 
     use super::*;
     use crate::domain::id::TaskId;
@@ -309,11 +317,27 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(12)).await;
             Ok(json!({"done": true}))
         };
-        let response = respond_when_done(slow, Duration::from_secs(5), CancelOnDisconnect::default());
+        let response = respond_when_done(slow, Duration::from_secs(5), CancelOnDisconnect::default()).await;
         let body = to_bytes(response.into_body(), 1000)
             .await
             .expect("the body is in memory");
         assert_eq!(&body[..], b"\n\n{\"done\":true}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_result_that_is_there_soon_is_sent_with_the_head_of_the_response() {
+        for (wait, is_whole) in [(QUICK / 2, true), (QUICK * 2, false)] {
+            let soon = async move {
+                tokio::time::sleep(wait).await;
+                Ok(json!({"done": true}))
+            };
+            let response = respond_when_done(soon, Duration::from_secs(5), CancelOnDisconnect::default()).await;
+            assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
+            let (_, body) = response.into_parts();
+            assert_eq!(body.size_hint().exact().is_some(), is_whole);
+            let body = to_bytes(body, 1000).await.expect("the body is in memory");
+            assert_eq!(&body[..], b"{\"done\":true}");
+        }
     }
 
     #[test]
