@@ -1,5 +1,7 @@
 //! The audit: recording requests, and reading what was recorded.
 
+use std::net::IpAddr;
+
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -11,8 +13,8 @@ use super::Api;
 use super::error::{ApiError, ErrorBody};
 use super::extract::Params;
 use super::wire::{Object, json};
-use crate::db::DbError;
 use crate::db::audit::{self, AuditSearch};
+use crate::db::{DbError, RowAccess};
 use crate::domain::access::Action;
 use crate::domain::api_key::ApiKey;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
@@ -61,6 +63,30 @@ pub(super) fn record(api: &Api, action: Action, resource: impl FnOnce() -> Strin
         ..AuditEntry::new(&api.caller, action, resource(), outcome, api.audit.now())
     };
     api.audit.record(entry.because_of(policies));
+}
+
+/// Records that a request was refused because of the page or the host name from which it comes, which are not those of the
+/// caller's tenant. The entry is durable when this returns.
+///
+/// # Errors
+/// When the entry cannot be stored.
+pub(super) async fn record_foreign_site(
+    audit: &Audit,
+    caller: &Identity,
+    action: Action,
+    address: Option<IpAddr>,
+    refusal: &ApiError,
+) -> Result<(), ApiError> {
+    let mut detail = Map::new();
+    detail.insert("reason".to_owned(), Value::from(refusal.code()));
+    let entry = AuditEntry {
+        address,
+        detail,
+        ..AuditEntry::new(caller, action, String::new(), AuditOutcome::Denied, audit.now())
+    };
+    let recording = audit.run_request(Some(caller), async { audit.record(entry) });
+    let recorded = RowAccess::of_caller(caller).scope(recording).await;
+    recorded.map_err(not_stored)
 }
 
 /// Records which API key a request has created, for whom, and with which rights. The entry of the request was stored with

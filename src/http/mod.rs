@@ -64,6 +64,7 @@ mod requests;
 mod response_budget;
 mod runs;
 mod search_turns;
+mod shared_check;
 mod socket_messages;
 mod state;
 mod stateless;
@@ -304,11 +305,11 @@ pub fn router(api: ApiParts) -> Router {
         hosts: settings.hosts.clone(),
         sites: settings.sites.clone(),
         auth: api.auth.clone(),
+        audit: api.audit.clone(),
         call_tokens: api.call_tokens.clone(),
         rates: Arc::new(RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock))),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
         deadline: settings.request,
-        audit: api.audit.clone(),
         mcp: Arc::new(McpEndpoint::new(&settings)),
     };
     let recorder = RequestRecorder {
@@ -343,11 +344,11 @@ struct RequestChecks {
     hosts: HostRules,
     sites: TenantSites,
     auth: Authenticator,
+    audit: Audit,
     call_tokens: StoredCallTokens,
     rates: Arc<RateLimits>,
     bodies: BodyReader,
     deadline: Duration,
-    audit: Audit,
     mcp: Arc<McpEndpoint>,
 }
 
@@ -358,10 +359,25 @@ impl RequestChecks {
             true => authentication::identify_call(&self.call_tokens, &self.rates, request).await?,
             false => authentication::identify(&self.auth, &self.rates, request).await?,
         }
-        match request.extensions().get::<Arc<Identity>>() {
-            Some(caller) => self.sites.check(&caller.tenant, request),
-            None => Ok(()),
+        let Some(caller) = caller_of(request) else {
+            return Ok(());
+        };
+        let checked = self.sites.check(&caller.tenant, request);
+        if let Err(refusal) = &checked
+            && let Some(action) = access::action_of(request)
+        {
+            let address = client::peer_address(request.extensions());
+            // Boxed, since few requests need the room.
+            Box::pin(audit::record_foreign_site(
+                &self.audit,
+                &caller,
+                action,
+                address,
+                refusal,
+            ))
+            .await?;
         }
+        checked
     }
 
     /// Runs the handler of an admitted request within its limits. A panic is an error of the server.
@@ -392,22 +408,35 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
                     rates: Arc::clone(&checks.rates),
                 });
             }
-            let caller = request.extensions().get::<Arc<Identity>>().cloned();
+            let caller = caller_of(&request);
             let access = caller.as_deref().map(RowAccess::of_caller);
             let handle = |request| checks.handle(caller.as_deref(), request, next);
-            let mut response = in_access(access, checks.bodies.admit(request, handle)).await;
-            if let Some(caller) = &caller {
-                // The access log names the caller.
-                response.extensions_mut().insert(Arc::clone(caller));
-            }
+            let response = in_access(access, checks.bodies.admit(request, handle)).await;
+            let response = naming(caller.as_ref(), response);
             authentication::end_with_key(&checks.auth, caller, response)
         }
-        Err(error) => bodies::refuse(request, error).await,
+        Err(error) => {
+            let caller = caller_of(&request);
+            naming(caller.as_ref(), bodies::refuse(request, error).await)
+        }
     };
     // Browsers must not guess the content type of a response.
     response
         .headers_mut()
         .insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// Returns the caller of a request, if it is known.
+fn caller_of(request: &Request) -> Option<Arc<Identity>> {
+    request.extensions().get::<Arc<Identity>>().cloned()
+}
+
+/// Returns a response with its caller, whom the access log names.
+fn naming(caller: Option<&Arc<Identity>>, mut response: Response) -> Response {
+    if let Some(caller) = caller {
+        response.extensions_mut().insert(Arc::clone(caller));
+    }
     response
 }
 

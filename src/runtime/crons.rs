@@ -219,7 +219,7 @@ impl Crons {
     ) -> Result<IdempotentOutcome<Cron>, CronError> {
         let id = CronId::mint();
         let now = self.core.clock.now();
-        let checked = match self.precheck_cron(&new_cron, id, now).await {
+        let checked = match self.precheck_cron(&new_cron, Action::CronsCreate, id, now).await {
             Ok(checked) => checked,
             Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
         };
@@ -253,7 +253,7 @@ impl Crons {
     /// See [`CronError`]; [`CronError::Stale`] when the cron was changed since it was read. Nothing is stored then.
     pub async fn update(&self, old: Cron, new_cron: NewCron) -> Result<Cron, CronError> {
         let now = self.core.clock.now();
-        let checked = self.precheck_cron(&new_cron, old.id, now).await?;
+        let checked = self.precheck_cron(&new_cron, Action::CronsUpdate, old.id, now).await?;
         let context = AdmissionContext {
             now,
             ..self.admission.context(checked)
@@ -294,9 +294,22 @@ impl Crons {
         Ok(updated)
     }
 
-    /// Makes the slow checks of the request for a cron.
-    async fn precheck_cron(&self, new_cron: &NewCron, id: CronId, now: Timestamp) -> Result<Vec<Checked>, CronError> {
-        self.core.webhooks.check(&new_cron.request)?;
+    /// Makes the checks of the request for a cron that need no transaction.
+    async fn precheck_cron(
+        &self,
+        new_cron: &NewCron,
+        action: Action,
+        id: CronId,
+        now: Timestamp,
+    ) -> Result<Vec<Checked>, CronError> {
+        let NewCron {
+            caller,
+            thread,
+            request,
+            ..
+        } = new_cron;
+        self.core.webhooks.check(request)?;
+        admission::check_priority(&self.core, caller, action, *thread, request)?;
         // The id is a placeholder: the check resolves the assistant.
         let cron = new_cron.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
         let ahead = NewRun {
