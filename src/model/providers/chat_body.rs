@@ -246,9 +246,9 @@ mod tests {
         let known = EncodedTools::default();
         let request = asking("be \"brief\"", &[tool("a"), tool("b")]);
         let function = |name: &str| {
-            let description = format!("How \"{name}\" works.");
-            let parameters = &tool(name).parameters;
-            json!({"type": "function", "function": {"name": name, "description": description, "parameters": parameters}})
+            let spec = tool(name);
+            let function = json!({"name": spec.name, "description": spec.description, "parameters": spec.parameters});
+            json!({"type": "function", "function": function})
         };
         let expected = json!({
             "model": "m",
