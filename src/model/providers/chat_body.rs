@@ -62,12 +62,17 @@ impl OmittedParts {
         self.messages.is_some()
     }
 
-    /// Sets the parts in an encoded request, and sends the other messages of the system as texts.
-    pub(super) fn set(&self, request: &mut http::Request<Body>) {
-        let Body::Bytes(bytes) = request.body_mut() else { return };
-        if let Some(whole) = self.complete(bytes) {
-            *bytes = whole;
-        }
+    /// Sets the parts in an encoded request, and sends the other messages of the system as texts. Returns false if that is
+    /// no request with messages.
+    pub(super) fn set(&self, request: &mut http::Request<Body>) -> bool {
+        let Body::Bytes(bytes) = request.body_mut() else {
+            return false;
+        };
+        let Some(whole) = self.complete(bytes) else {
+            return false;
+        };
+        *bytes = whole;
+        true
     }
 
     /// Returns the whole body; none if it is no request with messages. Only messages of the system are parsed.

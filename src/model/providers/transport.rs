@@ -81,8 +81,8 @@ where
         if self.kind == Protocol::Anthropic && has_own {
             markers::set(&mut payload.request, &self.blocks);
         }
-        if self.kind == Protocol::OpenAi {
-            self.omitted.set(&mut payload.request);
+        if self.kind == Protocol::OpenAi && !self.omitted.set(&mut payload.request) {
+            return Opening::failed(ProviderError::request("the request has no list of messages"));
         }
         if let Some(separator) = &self.separator {
             separator.remove(&mut payload.request);

@@ -11,7 +11,7 @@ fn call(id: &str, args: Value) -> ToolCall {
 fn calling(text: &str, calls: &[&ToolCall]) -> Message {
     Message {
         content: Content::Text(text.to_owned()),
-        ..Message::calling(calls.iter().map(|call| ToolCall::clone(call)))
+        ..Message::calling(calls.iter().copied().cloned())
     }
 }
 
