@@ -304,7 +304,7 @@ pub(super) fn action_of<B>(request: &Request<B>) -> Option<Action> {
 }
 
 /// Returns the resources that the path names as the audit shows them, such as `thread:<id>/run:<id>`.
-fn resource_text(variables: &RawPathParams) -> String {
+pub(super) fn resource_text(variables: &RawPathParams) -> String {
     let mut text = String::with_capacity(RESOURCE_BYTES);
     for (name, value) in variables {
         if !text.is_empty() {

@@ -1,7 +1,7 @@
 //! The audit: recording requests, and reading what was recorded.
 
-use std::net::IpAddr;
-
+use axum::RequestExt;
+use axum::extract::{RawPathParams, Request};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -10,6 +10,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Api;
+use super::access;
+use super::client::peer_address;
 use super::error::{ApiError, ErrorBody};
 use super::extract::Params;
 use super::wire::{Object, json};
@@ -66,23 +68,28 @@ pub(super) fn record(api: &Api, action: Action, resource: impl FnOnce() -> Strin
 }
 
 /// Records that a request was refused because of the page or the host name from which it comes, which are not those of the
-/// caller's tenant. The entry is durable when this returns.
+/// caller's tenant. The entry is durable when this returns. A request whose route has no action has none.
 ///
 /// # Errors
 /// When the entry cannot be stored.
 pub(super) async fn record_foreign_site(
     audit: &Audit,
     caller: &Identity,
-    action: Action,
-    address: Option<IpAddr>,
+    request: &mut Request,
     refusal: &ApiError,
 ) -> Result<(), ApiError> {
+    let Some(action) = access::action_of(request) else {
+        return Ok(());
+    };
+    // A path without variables, or one that cannot be decoded, names nothing.
+    let variables = request.extract_parts::<RawPathParams>().await.ok();
+    let resource = variables.as_ref().map(access::resource_text).unwrap_or_default();
     let mut detail = Map::new();
     detail.insert("reason".to_owned(), Value::from(refusal.code()));
     let entry = AuditEntry {
-        address,
+        address: peer_address(request.extensions()),
         detail,
-        ..AuditEntry::new(caller, action, String::new(), AuditOutcome::Denied, audit.now())
+        ..AuditEntry::new(caller, action, resource, AuditOutcome::Denied, audit.now())
     };
     let recording = audit.run_request(Some(caller), async { audit.record(entry) });
     let recorded = RowAccess::of_caller(caller).scope(recording).await;

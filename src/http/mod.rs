@@ -363,19 +363,9 @@ impl RequestChecks {
             return Ok(());
         };
         let checked = self.sites.check(&caller.tenant, request);
-        if let Err(refusal) = &checked
-            && let Some(action) = access::action_of(request)
-        {
-            let address = client::peer_address(request.extensions());
+        if let Err(refusal) = &checked {
             // Boxed, since few requests need the room.
-            Box::pin(audit::record_foreign_site(
-                &self.audit,
-                &caller,
-                action,
-                address,
-                refusal,
-            ))
-            .await?;
+            Box::pin(audit::record_foreign_site(&self.audit, &caller, request, refusal)).await?;
         }
         checked
     }

@@ -8,24 +8,18 @@ use tokio::sync::Mutex;
 
 use crate::db::DbResult;
 
-/// A check of which one runs at a time. Requests share the outcome of the first one that begins after they have come.
+/// A check of which one runs at a time. All requests that come before its end share its outcome: what was true at the end is
+/// true for them, and none of them waits for a second check of a database that is slow.
 #[derive(Default)]
 pub(super) struct SharedCheck {
-    /// The number of checks that have begun.
-    begun: AtomicU64,
-    /// The last check that has ended. It is locked while one runs.
-    last: Mutex<Option<EndedCheck>>,
-}
-
-/// A check that has ended.
-struct EndedCheck {
-    /// Its number: the first one is 1.
-    number: u64,
-    outcome: DbResult<()>,
+    /// The number of checks that have ended.
+    ended: AtomicU64,
+    /// The outcome of the last one. It is locked while a check runs.
+    last: Mutex<Option<DbResult<()>>>,
 }
 
 impl SharedCheck {
-    /// Runs the check, unless another request has begun one meanwhile, and returns its outcome.
+    /// Returns the outcome of the check that runs. If none does, or the request for which it ran has left, runs one.
     ///
     /// # Errors
     /// Those of the check.
@@ -33,17 +27,16 @@ impl SharedCheck {
     where
         F: Future<Output = DbResult<()>>,
     {
-        let begun_before = self.begun.load(Ordering::SeqCst);
+        let ended_before = self.ended.load(Ordering::SeqCst);
         let mut last = self.last.lock().await;
-        if let Some(ended) = last.as_ref().filter(|ended| ended.number > begun_before) {
-            return ended.outcome.clone();
+        let has_ended = self.ended.load(Ordering::SeqCst) > ended_before;
+        if let Some(outcome) = last.as_ref().filter(|_| has_ended) {
+            return outcome.clone();
         }
-        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let outcome = check().await;
-        *last = Some(EndedCheck {
-            number,
-            outcome: outcome.clone(),
-        });
+        *last = Some(outcome.clone());
+        // The number grows before the next request gets the lock.
+        self.ended.fetch_add(1, Ordering::SeqCst);
         outcome
     }
 }
@@ -57,7 +50,7 @@ mod tests {
     use crate::db::DbError;
 
     #[tokio::test]
-    async fn one_check_runs_at_a_time_and_all_learn_of_one_that_began_after_they_came() {
+    async fn one_check_runs_at_a_time_and_all_who_come_before_its_end_learn_of_it() {
         let check = SharedCheck::default();
         let (end_first, first_ends) = oneshot::channel();
         let begun = AtomicU64::new(0);
@@ -68,16 +61,14 @@ mod tests {
             count();
             async {
                 first_ends.await.expect("the test goes on");
-                Ok(())
+                Err(DbError::Busy)
             }
         });
         let others = async {
-            // The first one has begun, since it was asked first.
-            assert_eq!(begun.load(Ordering::SeqCst), 1);
             let asked = (0..50).map(|_| {
                 check.run(|| {
                     count();
-                    async { Err(DbError::Busy) }
+                    async { Ok(()) }
                 })
             });
             let all_have_come = async {
@@ -87,8 +78,15 @@ mod tests {
             futures::join!(join_all(asked), all_have_come).0
         };
         let done = futures::join!(first, others);
-        assert!(done.0.is_ok());
+        assert!(matches!(done.0, Err(DbError::Busy)), "{:?}", done.0);
+        assert_eq!(done.1.len(), 50);
         assert!(done.1.iter().all(|outcome| matches!(outcome, Err(DbError::Busy))));
+        assert_eq!(begun.load(Ordering::SeqCst), 1);
+        let later = check.run(|| {
+            count();
+            async { Ok(()) }
+        });
+        assert!(later.await.is_ok(), "it is a check of its own");
         assert_eq!(begun.load(Ordering::SeqCst), 2);
     }
 

@@ -23,7 +23,7 @@ use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};
 use crate::definition::DefinitionDigest;
 use crate::domain::access::{Action, Ownership, may_prioritise};
-use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::id::{RunId, WorkerId};
 use crate::domain::idempotency::IdempotentOutcome;
 use crate::domain::identity::Identity;
 use crate::domain::run::{Run, RunRequest};
@@ -165,11 +165,12 @@ impl Admission {
                 error: error.into(),
             })?;
             let thread = new_run.target.thread();
+            let resource = thread.map_or(ResourceRef::Collection, ResourceRef::Thread);
             let checked = check_priority(
                 &self.core,
                 &new_run.caller,
                 Action::ThreadsCreateRun,
-                thread,
+                resource,
                 &new_run.request,
             );
             checked.map_err(|error| BatchError { at, error })?;
@@ -291,14 +292,13 @@ pub(super) fn check_priority(
     core: &Arc<Core>,
     caller: &Identity,
     action: Action,
-    thread: Option<ThreadId>,
+    resource: ResourceRef,
     request: &RunRequest,
 ) -> Result<(), StartError> {
     if request.priority == 0 || may_prioritise(caller) {
         return Ok(());
     }
-    let resource = thread.map(|thread| ResourceRef::Thread(thread).to_string());
-    audit::record_refusal(core, caller, action, resource.unwrap_or_default(), &[]);
+    audit::record_refusal(core, caller, action, resource.to_string(), &[]);
     Err(StartError::PriorityNotAllowed)
 }
 

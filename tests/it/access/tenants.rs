@@ -506,8 +506,17 @@ async fn a_request_from_the_page_of_another_tenant_is_in_the_audit(server: TestS
         let answer = with_header(&ann, method, "origin", "http://localhost:3000").await;
         answer.refused(403);
     }
+    let thread = ann.thread().await;
+    let deletion = ann.request(Method::DELETE, &format!("/threads/{thread}"));
+    let answer = reply(deletion.header("origin", "http://localhost:3000")).await;
+    answer.refused(403);
     let found = keys.client("root").get("/audit?outcome=denied&user=ann").await.ok();
-    assert_eq!(values_of(&found, "action"), ["threads:search", "assistants:read"]);
+    assert_eq!(
+        values_of(&found, "action"),
+        ["threads:delete", "threads:search", "assistants:read"]
+    );
+    let named = format!("thread:{thread}");
+    assert_eq!(values_of(&found, "resource"), [named.as_str(), "", "assistant:agent"]);
     assert_eq!(found[0]["detail"], json!({"reason": "foreign_origin"}));
     assert_eq!(found[0]["address"], "127.0.0.1");
 }
