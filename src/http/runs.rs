@@ -17,7 +17,7 @@ use super::stream::{
     StreamRequest,
 };
 use super::subagents;
-use super::wait::{self, CancelOnDisconnect};
+use super::wait::{self, CancelOnDisconnect, WaitTimes};
 use super::wire::child_run::AnyRunView;
 use super::wire::run::{COLUMNS, CheckedRun, RunCreate, RunScope, RunView};
 use super::wire::server_sent_event::ServerSentEvent;
@@ -206,10 +206,10 @@ pub(super) async fn start_and_wait(
     } = start(&api, checked, key).await?;
     let headers = location_headers(&run, Some("join"));
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
-    let beat = api.settings.heartbeat;
+    let times = WaitTimes::of(&api.settings);
     let response = (
         headers,
-        wait::respond_when_done(wait::run_result(api, run), beat, guard).await,
+        wait::respond_when_done(wait::run_result(api, run), times, guard).await,
     )
         .into_response();
     Ok(permit.hold(mark_if_replayed(response, is_replay)))
@@ -443,8 +443,8 @@ pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, Api
     let permit = api.open_stream(Some(run.thread), request.client)?;
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = location_headers(&run, Some("join"));
-    let beat = api.settings.heartbeat;
-    let response = wait::respond_when_done(wait::join_run(api, run), beat, guard).await;
+    let times = WaitTimes::of(&api.settings);
+    let response = wait::respond_when_done(wait::join_run(api, run), times, guard).await;
     let response = (headers, response).into_response();
     Ok(permit.hold(hold_until_sent(response, follower)))
 }
@@ -588,7 +588,7 @@ pub(super) async fn cancel(
         return Ok(StatusCode::ACCEPTED.into_response());
     };
     let headers = location_headers(&run, Some("join"));
-    let beat = api.settings.heartbeat;
+    let times = WaitTimes::of(&api.settings);
     let end = async move {
         wait::wait_for_end(&api, &run).await?;
         Ok(serde_json::json!({}))
@@ -596,7 +596,7 @@ pub(super) async fn cancel(
     Ok(permit.hold(
         (
             headers,
-            wait::respond_when_done(end, beat, CancelOnDisconnect::default()).await,
+            wait::respond_when_done(end, times, CancelOnDisconnect::default()).await,
         )
             .into_response(),
     ))

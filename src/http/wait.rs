@@ -11,13 +11,13 @@ use futures::stream;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Api;
 use super::error::ApiError;
 use super::stream::fold::AgentFold;
 use super::subagents;
 use super::threads::ThreadSummary;
 use super::wire::interrupt::{brief, full};
 use super::wire::{failure, json as to_json, json_text};
+use super::{Api, ApiSettings};
 use crate::db::runs;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact, Origin};
@@ -33,21 +33,41 @@ use crate::runtime::Runs;
 /// The time for which the head of a response waits for a result, so that both are sent in one piece.
 const QUICK: Duration = Duration::from_millis(100);
 
-/// Responds with the JSON of `result`, and with a newline every `beat` until then.
+/// The times of a response that waits.
+#[derive(Clone, Copy)]
+pub(super) struct WaitTimes {
+    /// The time between two newlines.
+    beat: Duration,
+    /// The time for which the head waits.
+    quick: Duration,
+}
+
+impl WaitTimes {
+    /// Returns the times by the settings. The head does not wait until the time limit of its request.
+    pub(super) fn of(settings: &ApiSettings) -> Self {
+        let beat = settings.heartbeat;
+        Self {
+            beat,
+            quick: QUICK.min(beat).min(settings.request / 2),
+        }
+    }
+}
+
+/// Responds with the JSON of `result`, and with a newline in each interval until then.
 pub(super) async fn respond_when_done<T: Serialize + Send + 'static>(
     result: impl Future<Output = Result<T, ApiError>> + Send + 'static,
-    beat: Duration,
+    times: WaitTimes,
     mut guard: CancelOnDisconnect,
 ) -> Response {
     let mut result = Box::pin(result);
-    if let Ok(done) = tokio::time::timeout(QUICK.min(beat), &mut result).await {
+    if let Ok(done) = tokio::time::timeout(times.quick, &mut result).await {
         guard.disarm();
         return ([(header::CONTENT_TYPE, "application/json")], result_text(done)).into_response();
     }
     let waiting = Some((result, guard));
     let chunks = stream::unfold(waiting, move |waiting| async move {
         let (mut result, mut guard) = waiting?;
-        match tokio::time::timeout(beat, &mut result).await {
+        match tokio::time::timeout(times.beat, &mut result).await {
             Ok(result) => {
                 guard.disarm();
                 Some((Ok::<_, Infallible>(Bytes::from(result_text(result))), None))
@@ -279,6 +299,11 @@ mod tests {
     use crate::domain::id::TaskId;
     use crate::domain::interrupt::{InterruptSource, Question, QuestionKind};
 
+    const TIMES: WaitTimes = WaitTimes {
+        beat: Duration::from_secs(5),
+        quick: QUICK,
+    };
+
     fn question(number: usize) -> Interrupt {
         let task = TaskId::of_step(None, "tools", number);
         let question = Question {
@@ -317,7 +342,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(12)).await;
             Ok(json!({"done": true}))
         };
-        let response = respond_when_done(slow, Duration::from_secs(5), CancelOnDisconnect::default()).await;
+        let response = respond_when_done(slow, TIMES, CancelOnDisconnect::default()).await;
         let body = to_bytes(response.into_body(), 1000)
             .await
             .expect("the body is in memory");
@@ -331,7 +356,7 @@ mod tests {
                 tokio::time::sleep(wait).await;
                 Ok(json!({"done": true}))
             };
-            let response = respond_when_done(soon, Duration::from_secs(5), CancelOnDisconnect::default()).await;
+            let response = respond_when_done(soon, TIMES, CancelOnDisconnect::default()).await;
             assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
             let (_, body) = response.into_parts();
             assert_eq!(body.size_hint().exact().is_some(), is_whole);
