@@ -2,8 +2,6 @@
 
 use reqwest::Method;
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use crate::support::client::reply;
 use crate::support::sse::{Frame, put_together};
@@ -17,7 +15,6 @@ on_both_engines! {
     a_run_that_is_rolled_back_at_once_leaves_nothing,
     an_input_that_abandons_a_question_is_the_next_step,
     an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log,
-    the_first_events_of_a_stream_are_sent_with_the_head_of_its_response,
 }
 
 on_postgres! {
@@ -263,29 +260,4 @@ async fn a_run_of_one_step_takes_four_exchanges_with_the_connection_of_sqlite() 
         );
     })
     .await;
-}
-
-async fn the_first_events_of_a_stream_are_sent_with_the_head_of_its_response(server: TestServer) {
-    let on_new_thread = server.human("plain").await;
-    let alice = server.human("plain").await;
-    alice.says("one").await;
-    let address = server.client().base().replacen("http://", "", 1);
-    for human in [on_new_thread, alice] {
-        let body = human.run_body("two", json!({"stream_mode": "values"})).to_string();
-        let head = format!(
-            "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-            human.path("/runs/stream"),
-            body.len()
-        );
-        let mut stream = TcpStream::connect(&address).await.expect("a connection");
-        stream
-            .write_all((head + &body).as_bytes())
-            .await
-            .expect("the server listens");
-        let mut first = vec![0; 64 * 1024];
-        let length = stream.read(&mut first).await.expect("a response");
-        let first = String::from_utf8_lossy(&first[..length]);
-        assert!(first.starts_with("HTTP/1.1 200"), "{first}");
-        assert!(first.contains("event: metadata"), "{first}");
-    }
 }
