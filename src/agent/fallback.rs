@@ -96,7 +96,7 @@ impl Loop<'_> {
     async fn ask_in_order(
         &self,
         own: &ModelLoop,
-        request: ModelRequest,
+        mut request: ModelRequest,
         step: ModelStep,
         facts: &mut PendingWrites,
     ) -> Result<ModelAnswer, Halt> {
@@ -104,10 +104,12 @@ impl Loop<'_> {
         let mut too_long = None;
         let mut last = Err(Halt::Stopped);
         for (at, choice) in choices.iter().enumerate() {
-            let request = ModelRequest {
-                settings: own.changed_settings(choice.settings, &request.settings),
-                ..request.clone()
+            let settings = own.changed_settings(choice.settings, &request.settings);
+            let for_choice = match at + 1 == choices.len() {
+                true => std::mem::take(&mut request),
+                false => request.clone(),
             };
+            let request = ModelRequest { settings, ..for_choice };
             let ModelAttempt { answer, error } = self.ask_one(own, choice, request, step, facts).await;
             last = answer;
             let Some(error) = error.filter(ModelError::may_fall_back) else {

@@ -16,7 +16,7 @@ use super::poll::POLL_INTERVAL;
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact};
-use crate::domain::id::{RunId, TaskId};
+use crate::domain::id::{RunId, TaskId, ThreadId};
 use crate::domain::run::Run;
 
 /// The start position of a reader.
@@ -52,7 +52,8 @@ impl Branch {
 pub struct Tail {
     db: Db,
     log: Arc<ThreadLog>,
-    run: Run,
+    thread: ThreadId,
+    run: RunId,
     /// The child run whose events are read, if not all.
     branch: Option<Branch>,
     after: Option<i64>,
@@ -82,11 +83,11 @@ impl Tail {
         };
         let agents = AgentCache::new(db.clone(), run);
         let waiting = VecDeque::new();
-        let run = run.clone();
         Self {
             db,
             log,
-            run,
+            thread: run.thread,
+            run: run.id,
             branch: None,
             after,
             joins,
@@ -125,7 +126,7 @@ impl Tail {
             }
             let mut change = pin!(self.log.next_change());
             let active = self.log.is_active();
-            let ours = self.log.is_running(self.run.id);
+            let ours = self.log.is_running(self.run);
             let after = match self.after {
                 Some(after) => after,
                 None => Box::pin(self.start_from_now()).await?,
@@ -199,14 +200,14 @@ impl Tail {
         if self.joins && self.take_beginnings(after) {
             return Ok(true);
         }
-        match self.log.buffered(self.run.id, after) {
+        match self.log.buffered(self.run, after) {
             Buffered::Events(events) => {
                 let Some(last) = events.last() else {
                     return Ok(false);
                 };
                 self.after = Some(last.seq);
                 self.joins = false;
-                let run = self.run.id;
+                let run = self.run;
                 let before = self.waiting.len();
                 self.waiting.extend(events.into_iter().filter(|event| event.run == run));
                 self.live |= self.waiting.len() > before;
@@ -220,7 +221,7 @@ impl Tail {
     /// Buffers the pieces of the answers that were being given after the event `after`, as soon as memory has them: those
     /// of another process come later. False if there are none.
     fn take_beginnings(&mut self, after: i64) -> bool {
-        let Some(beginnings) = self.log.answers_at(self.run.id, after) else {
+        let Some(beginnings) = self.log.answers_at(self.run, after) else {
             return false;
         };
         self.joins = false;
@@ -231,8 +232,8 @@ impl Tail {
 
     /// Reads a page of stored events up to `floor`, where memory takes over.
     async fn read_stored(&mut self, after: i64, floor: Option<i64>) -> DbResult<bool> {
-        let thread = self.run.thread;
-        let run = self.run.id;
+        let thread = self.thread;
+        let run = self.run;
         let read = self.db.read(move |tx| {
             Box::pin(async move {
                 // The runs of a thread follow each other, so events before this run are skipped.
@@ -254,7 +255,7 @@ impl Tail {
     }
 
     async fn start_from_now(&mut self) -> DbResult<i64> {
-        let thread = self.run.thread;
+        let thread = self.thread;
         let now = match self.log.newest() {
             Some(newest) => newest,
             None => {
@@ -269,7 +270,7 @@ impl Tail {
 
     /// Returns true if the run has ended or was deleted.
     async fn is_over(&self) -> DbResult<bool> {
-        let run = self.run.id;
+        let run = self.run;
         let found = self
             .db
             .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await }))

@@ -1,11 +1,8 @@
 //! The audit: recording requests, and reading what was recorded.
 
-use std::sync::Arc;
-
 use axum::RequestExt;
-use axum::extract::{RawPathParams, Request, State};
+use axum::extract::{RawPathParams, Request};
 use axum::http::header;
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -30,10 +27,13 @@ use crate::runtime::{AccessError, Audit};
 /// The largest page of entries.
 const MAX_ENTRIES: i64 = 1000;
 
-/// Holds the response back until the entries about the request are durable.
-pub(super) async fn wait_for_entries(State(audit): State<Audit>, request: Request, next: Next) -> Response {
-    let caller = request.extensions().get::<Arc<Identity>>().cloned();
-    let responded = audit.run_request(caller.as_deref(), next.run(request)).await;
+/// Handles a request of this caller. Holds the response back until the entries about the request are durable.
+pub(super) async fn wait_for_entries(
+    audit: &Audit,
+    caller: Option<&Identity>,
+    handling: impl Future<Output = Response>,
+) -> Response {
+    let responded = audit.run_request(caller, handling).await;
     responded.unwrap_or_else(|error| not_stored(error).into_response())
 }
 

@@ -10,7 +10,6 @@ use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Version, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
 use futures::StreamExt;
@@ -91,23 +90,28 @@ impl BodyReader {
     }
 
     /// Reads the body and passes the request on, or refuses it.
-    pub(super) async fn admit(&self, request: Request, next: Next) -> Response {
+    pub(super) async fn admit<H: Future<Output = Response>>(
+        &self,
+        mut request: Request,
+        handle: impl FnOnce(Request) -> H,
+    ) -> Response {
         let may_have_body = matches!(
             *request.method(),
             Method::POST | Method::PUT | Method::PATCH | Method::DELETE
         );
-        if !may_have_body || request.body().is_end_stream() {
-            return next.run(request).await;
+        let mut share = BudgetShare::default();
+        if may_have_body && !request.body().is_end_stream() {
+            let (parts, body) = request.into_parts();
+            let (bytes, taken) = match self.read(&parts, body).await {
+                Ok(read) => read,
+                Err(error) => return close_after(parts.version, error.into_response()),
+            };
+            request = Request::from_parts(parts, Body::from(bytes));
+            share = taken;
         }
-        let (parts, body) = request.into_parts();
-        match self.read(&parts, body).await {
-            Ok((bytes, share)) => {
-                let response = next.run(Request::from_parts(parts, Body::from(bytes))).await;
-                drop(share);
-                response
-            }
-            Err(error) => close_after(parts.version, error.into_response()),
-        }
+        let response = handle(request).await;
+        drop(share);
+        response
     }
 
     /// Reserves the share of the budget for a command of a caller over a WebSocket.

@@ -1,4 +1,4 @@
-//! Response and request bodies that are observed, or that hold a guard until they end.
+//! Response bodies that are observed, or that hold a guard until they end.
 
 use std::io;
 use std::pin::Pin;
@@ -38,7 +38,7 @@ pub(super) fn bind(response: Response, access: RowAccess) -> Response {
 }
 
 /// Calls `on_frame` for each frame of the body and at its end.
-pub(super) fn observe(body: Body, on_frame: impl Fn() + Send + Unpin + 'static) -> Body {
+fn observe(body: Body, on_frame: impl Fn() + Send + Unpin + 'static) -> Body {
     Body::new(ObservedBody { body, on_frame })
 }
 

@@ -10,7 +10,7 @@ use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{self, ApiPath, ThreadPath};
 use super::idempotency::{Idempotent, KeyHeader, Raw};
-use super::wait::{self, CancelOnDisconnect};
+use super::wait::{self, CancelOnDisconnect, WaitTimes};
 use super::wire::compaction::{CompactionCreate, CompactionView};
 use super::wire::run::CheckedRun;
 use super::wire::{failure, json as to_json};
@@ -74,9 +74,9 @@ pub(super) async fn compact(
     };
     let started = runs::start(&api, checked, key).await?;
     let headers = runs::location_headers(&started.run, Some("join"));
-    let beat = api.settings.heartbeat;
+    let times = WaitTimes::of(&api.settings);
     let result = compaction_result(api, started.run);
-    let response = wait::respond_when_done(result, beat, CancelOnDisconnect::default());
+    let response = wait::respond_when_done(result, times, CancelOnDisconnect::default()).await;
     Ok(permit.hold(runs::mark_if_replayed(
         (headers, response).into_response(),
         started.is_replay,

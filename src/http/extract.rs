@@ -76,7 +76,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiList<T> {
 pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let read = parse(body, b'{', "a JSON object")?;
     if let Some(known) = unknown_keys::fields_of::<T>() {
-        let given: Keys = read_as(body)?;
+        let given: Keys = serde_json::from_slice(body).map_err(|_| ApiError::bad_json())?;
         unknown_keys::check(given.keys(), Some(known))?;
     }
     Ok(read)
@@ -86,7 +86,7 @@ pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 pub(super) fn list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ApiError> {
     let read = parse(body, b'[', "a JSON list")?;
     if let Some(known) = unknown_keys::fields_of::<T>() {
-        let given: Vec<Keys> = read_as(body)?;
+        let given: Vec<Keys> = serde_json::from_slice(body).map_err(|_| ApiError::bad_json())?;
         for (at, item) in given.iter().enumerate() {
             unknown_keys::check_item(at, item.keys(), known)?;
         }
@@ -139,6 +139,11 @@ pub(super) fn within_limits(body: &[u8]) -> Result<(), Invalid> {
 }
 
 fn read_as<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    // To keep the path takes time, and only errors need it.
+    serde_json::from_slice(body).or_else(|_| read_with_path(body))
+}
+
+fn read_with_path<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(json_error)?;
     json.end().map_err(|_| ApiError::bad_json())?;

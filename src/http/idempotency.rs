@@ -8,6 +8,7 @@
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
+use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -78,18 +79,16 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
             .get(KEY)
             .map(|header| (header.clone(), ClientId::of(request.extensions()).key()));
         let method = request.method().clone();
-        let path = request
-            .uri()
-            .path_and_query()
-            .map(ToString::to_string)
-            .unwrap_or_default();
+        let uri = request.uri().clone();
         let bytes = Bytes::from_request(request, state).await.map_err(extract::body_error)?;
         let body = B::read(&bytes)?;
+        let Some((header, client)) = named else {
+            return Ok(Self(None, body));
+        };
+        let path = uri.path_and_query().map_or("", PathAndQuery::as_str);
         let parts = [method.as_str().as_bytes(), path.as_bytes(), &bytes];
-        let key = named
-            .map(|(header, client)| IdempotencyKey::new(&client, header.to_str().unwrap_or_default(), &parts))
-            .transpose()?;
-        Ok(Self(key, body))
+        let key = IdempotencyKey::new(&client, header.to_str().unwrap_or_default(), &parts)?;
+        Ok(Self(Some(key), body))
     }
 }
 
@@ -109,7 +108,7 @@ pub(super) fn respond<T>(once: IdempotentOutcome<T>, first: impl FnOnce(T) -> Re
 pub(super) fn stored_response(body: &impl Serialize, thread: Option<ThreadId>) -> StoredResponse {
     StoredResponse::Answer {
         status: 200,
-        body: super::wire::json(body).to_string(),
+        body: super::wire::json_text(body),
         location: None,
         thread,
     }

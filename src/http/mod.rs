@@ -4,6 +4,7 @@
 //! and `events` for reads, and answers with a shape of [`wire`] or with an [`error::ApiError`], the only place that
 //! knows the status of an error.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json, Router};
-use tower_http::catch_panic::CatchPanicLayer;
+use axum::{Json, Router};
+use futures::FutureExt;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -298,7 +299,8 @@ static TABLE: LazyLock<(Router<AppState>, utoipa::openapi::OpenApi)> = LazyLock:
 /// The router with all middleware.
 pub fn router(api: ApiParts) -> Router {
     let settings = api.settings.clone();
-    let checks = Arc::new(RequestChecks {
+    let checks = RequestChecks {
+        serves_clients: settings.serves_clients,
         origins: settings.cors.origins.clone(),
         hosts: settings.hosts.clone(),
         sites: settings.sites.clone(),
@@ -307,9 +309,12 @@ pub fn router(api: ApiParts) -> Router {
         call_tokens: api.call_tokens.clone(),
         rates: Arc::new(RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock))),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
-    });
+        deadline: settings.request,
+        mcp: Arc::new(McpEndpoint::new(&settings)),
+    };
     let recorder = RequestRecorder {
         tracer: api.tracer.clone(),
+        metrics: api.metrics.clone(),
         access_log: settings.access_log,
     };
     let (routes, endpoints) = &*TABLE;
@@ -323,22 +328,18 @@ pub fn router(api: ApiParts) -> Router {
         .merge(console)
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
-        // The limit is enforced where bodies are read.
-        .layer(DefaultBodyLimit::disable())
-        .layer(Extension(McpEndpoint::new(&settings)))
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(api.audit.clone(), audit::wait_for_entries))
-        .layer(from_fn_with_state(settings.request, deadline::limit))
-        .layer(from_fn_with_state(checks, admit))
-        .layer(from_fn_with_state(settings.serves_clients, refuse_clients))
-        .layer(cors::layer(&settings.cors))
-        .layer(from_fn_with_state(api.metrics.clone(), request_metrics::measure))
-        .layer(from_fn_with_state(recorder, requests::record))
+        // Each layer costs several allocations for a request, so there are few of them.
+        .layer((
+            from_fn_with_state(Arc::new(recorder), requests::record),
+            cors::layer(&settings.cors),
+            from_fn_with_state(Arc::new(checks), admit),
+        ))
         .with_state(AppState::new(api))
 }
 
-/// The checks of a request before its handler runs.
+/// The checks of a request before its handler runs, and the limits of the handler.
 struct RequestChecks {
+    serves_clients: bool,
     origins: OriginRules,
     hosts: HostRules,
     sites: TenantSites,
@@ -347,6 +348,8 @@ struct RequestChecks {
     call_tokens: StoredCallTokens,
     rates: Arc<RateLimits>,
     bodies: BodyReader,
+    deadline: Duration,
+    mcp: Arc<McpEndpoint>,
 }
 
 impl RequestChecks {
@@ -366,10 +369,26 @@ impl RequestChecks {
         }
         checked
     }
+
+    /// Runs the handler of an admitted request within its limits. A panic is an error of the server.
+    async fn handle(&self, caller: Option<&Identity>, mut request: Request, next: Next) -> Response {
+        let is_safe = request.method().is_safe();
+        // The limit is enforced where bodies are read.
+        DefaultBodyLimit::disable().apply(&mut request);
+        request.extensions_mut().insert(Arc::clone(&self.mcp));
+        let handling = AssertUnwindSafe(next.run(request)).catch_unwind();
+        let handling = handling.map(|handled| handled.unwrap_or_else(panicked));
+        let handling = audit::wait_for_entries(&self.audit, caller, handling);
+        deadline::limit(self.deadline, is_safe, handling).await
+    }
 }
 
-/// Refuses requests from foreign origins or hosts and from unknown callers, and reads the bodies of the others.
+/// Refuses requests from foreign origins or hosts and from unknown callers, and the requests of clients on a server that
+/// only works on runs. Reads the bodies of the others and handles them.
 async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, next: Next) -> Response {
+    if !checks.serves_clients && !HEALTH_PATHS.contains(&request.uri().path()) {
+        return ApiError::not_served().into_response();
+    }
     let mut response = match checks.check(&mut request).await {
         Ok(()) => {
             if request.headers().contains_key(header::UPGRADE) {
@@ -381,7 +400,8 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
             }
             let caller = caller_of(&request);
             let access = caller.as_deref().map(RowAccess::of_caller);
-            let response = in_access(access, checks.bodies.admit(request, next)).await;
+            let handle = |request| checks.handle(caller.as_deref(), request, next);
+            let response = in_access(access, checks.bodies.admit(request, handle)).await;
             let response = naming(caller.as_ref(), response);
             authentication::end_with_key(&checks.auth, caller, response)
         }
@@ -422,14 +442,6 @@ async fn in_access(access: Option<RowAccess>, handling: impl Future<Output = Res
 
 /// The paths that a server without clients answers.
 const HEALTH_PATHS: [&str; 3] = ["/ok", "/ready", "/metrics"];
-
-/// Refuses the requests of clients on a server that only works on runs.
-async fn refuse_clients(State(serves_clients): State<bool>, request: Request, next: Next) -> Response {
-    if serves_clients || HEALTH_PATHS.contains(&request.uri().path()) {
-        return next.run(request).await;
-    }
-    ApiError::not_served().into_response()
-}
 
 async fn no_route() -> ApiError {
     ApiError::no_route()

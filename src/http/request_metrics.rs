@@ -1,6 +1,6 @@
 //! Metrics of requests and responses, by route template.
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -14,13 +14,13 @@ const NO_ROUTE: &str = "none";
 
 /// Measures a request. Most responses end with their last byte; a stream counts as answered when it starts, and as open
 /// until it ends.
-pub(super) async fn measure(State(metrics): State<Metrics>, request: Request, next: Next) -> Response {
+pub(super) async fn measure(metrics: &Metrics, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
     let response = next.run(request).await;
     let request = MeasuredRequest {
-        metrics,
+        metrics: metrics.clone(),
         method,
         route,
         status: response.status(),

@@ -18,8 +18,10 @@ use uuid::Uuid;
 
 use super::body_guard::{SentBody, count_sent};
 use super::client::peer_address;
+use super::request_metrics::measure;
 use crate::domain::identity::Identity;
 use crate::domain::trace::{AttributeValue, SpanContext, SpanData, SpanKind, TraceScope, Tracer};
+use crate::metrics::Metrics;
 use crate::runtime::called_by;
 
 /// The header with the id of a request.
@@ -32,14 +34,14 @@ const MAX_AGENT_BYTES: usize = 256;
 const UNTRACED: [&str; 4] = ["/ok", "/ready", "/metrics", "/info"];
 
 /// The recorder of requests.
-#[derive(Clone)]
 pub(super) struct RequestRecorder {
     pub(super) tracer: Tracer,
+    pub(super) metrics: Metrics,
     pub(super) access_log: bool,
 }
 
-/// Handles a request under its id and in its span.
-pub(super) async fn record(State(recorder): State<RequestRecorder>, mut request: Request, next: Next) -> Response {
+/// Handles a request under its id and in its span, and measures it.
+pub(super) async fn record(State(recorder): State<Arc<RequestRecorder>>, mut request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     let started = Instant::now();
     let entry = RequestEntry {
@@ -58,7 +60,7 @@ pub(super) async fn record(State(recorder): State<RequestRecorder>, mut request:
         // A handler may do its work in another task.
         request.extensions_mut().insert(context);
     }
-    let handling = called_by(context, next.run(request)).instrument(line);
+    let handling = called_by(context, measure(&recorder.metrics, request, next)).instrument(line);
     let mut response = handling.await;
     response.headers_mut().insert(REQUEST_ID, id.clone());
     if span.is_none() && !recorder.access_log {

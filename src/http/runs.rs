@@ -17,11 +17,11 @@ use super::stream::{
     StreamRequest,
 };
 use super::subagents;
-use super::wait::{self, CancelOnDisconnect};
+use super::wait::{self, CancelOnDisconnect, WaitTimes};
 use super::wire::child_run::AnyRunView;
-use super::wire::json;
 use super::wire::run::{COLUMNS, CheckedRun, RunCreate, RunScope, RunView};
 use super::wire::server_sent_event::ServerSentEvent;
+use super::wire::{json, json_text};
 use super::{Api, JsonResult};
 use crate::db::runs::RunList;
 use crate::db::{runs, threads};
@@ -51,15 +51,12 @@ pub(super) async fn create(
 
 /// The response to a request that creates a run: the run and its location.
 pub(super) fn created_response(runs: &[Run], path: fn(&Run) -> String) -> StoredResponse {
-    let body = runs
-        .first()
-        .map(|run| json(&RunView::created(run.clone())))
-        .unwrap_or_default();
+    let body = runs.first().map(|run| RunView::created(run.clone()));
     // A temporary thread is deleted with its run, but the answer is kept: a repeated request must not start another run.
     let kept = runs.first().filter(|run| !run.request.temporary);
     StoredResponse::Answer {
         status: 200,
-        body: body.to_string(),
+        body: json_text(&body),
         location: runs.first().map(path),
         thread: kept.map(|run| run.thread),
     }
@@ -209,10 +206,10 @@ pub(super) async fn start_and_wait(
     } = start(&api, checked, key).await?;
     let headers = location_headers(&run, Some("join"));
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
-    let beat = api.settings.heartbeat;
+    let times = WaitTimes::of(&api.settings);
     let response = (
         headers,
-        wait::respond_when_done(wait::run_result(api, run), beat, guard),
+        wait::respond_when_done(wait::run_result(api, run), times, guard).await,
     )
         .into_response();
     Ok(permit.hold(mark_if_replayed(response, is_replay)))
@@ -446,8 +443,9 @@ pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, Api
     let permit = api.open_stream(Some(run.thread), request.client)?;
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = location_headers(&run, Some("join"));
-    let beat = api.settings.heartbeat;
-    let response = (headers, wait::respond_when_done(wait::join_run(api, run), beat, guard)).into_response();
+    let times = WaitTimes::of(&api.settings);
+    let response = wait::respond_when_done(wait::join_run(api, run), times, guard).await;
+    let response = (headers, response).into_response();
     Ok(permit.hold(hold_until_sent(response, follower)))
 }
 
@@ -590,7 +588,7 @@ pub(super) async fn cancel(
         return Ok(StatusCode::ACCEPTED.into_response());
     };
     let headers = location_headers(&run, Some("join"));
-    let beat = api.settings.heartbeat;
+    let times = WaitTimes::of(&api.settings);
     let end = async move {
         wait::wait_for_end(&api, &run).await?;
         Ok(serde_json::json!({}))
@@ -598,7 +596,7 @@ pub(super) async fn cancel(
     Ok(permit.hold(
         (
             headers,
-            wait::respond_when_done(end, beat, CancelOnDisconnect::default()),
+            wait::respond_when_done(end, times, CancelOnDisconnect::default()).await,
         )
             .into_response(),
     ))

@@ -8,15 +8,16 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Api;
 use super::error::ApiError;
 use super::stream::fold::AgentFold;
 use super::subagents;
 use super::threads::ThreadSummary;
 use super::wire::interrupt::{brief, full};
-use super::wire::{failure, json as to_json};
+use super::wire::{failure, json as to_json, json_text};
+use super::{Api, ApiSettings};
 use crate::db::runs;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact, Origin};
@@ -29,19 +30,47 @@ use crate::domain::visibility::Visibility;
 use crate::events::{After, Tail};
 use crate::runtime::Runs;
 
-/// Responds with the JSON of `result`, and with a newline every `beat` until then.
-pub(super) fn respond_when_done(
-    result: impl Future<Output = Result<Value, ApiError>> + Send + 'static,
+/// The time for which the head of a response waits for a result, so that both are sent in one piece.
+const QUICK: Duration = Duration::from_millis(100);
+
+/// The times of a response that waits.
+#[derive(Clone, Copy)]
+pub(super) struct WaitTimes {
+    /// The time between two newlines.
     beat: Duration,
-    guard: CancelOnDisconnect,
+    /// The time for which the head waits.
+    quick: Duration,
+}
+
+impl WaitTimes {
+    /// Returns the times by the settings. The head does not wait until the time limit of its request.
+    pub(super) fn of(settings: &ApiSettings) -> Self {
+        let beat = settings.heartbeat;
+        Self {
+            beat,
+            quick: QUICK.min(beat).min(settings.request / 2),
+        }
+    }
+}
+
+/// Responds with the JSON of `result`, and with a newline in each interval until then.
+pub(super) async fn respond_when_done<T: Serialize + Send + 'static>(
+    result: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    times: WaitTimes,
+    mut guard: CancelOnDisconnect,
 ) -> Response {
-    let waiting = Some((Box::pin(result), guard));
+    let mut result = Box::pin(result);
+    if let Ok(done) = tokio::time::timeout(times.quick, &mut result).await {
+        guard.disarm();
+        return ([(header::CONTENT_TYPE, "application/json")], result_text(done)).into_response();
+    }
+    let waiting = Some((result, guard));
     let chunks = stream::unfold(waiting, move |waiting| async move {
         let (mut result, mut guard) = waiting?;
-        match tokio::time::timeout(beat, &mut result).await {
+        match tokio::time::timeout(times.beat, &mut result).await {
             Ok(result) => {
                 guard.disarm();
-                Some((Ok::<_, Infallible>(Bytes::from(result_json(result).to_string())), None))
+                Some((Ok::<_, Infallible>(Bytes::from(result_text(result))), None))
             }
             Err(_) => Some((Ok(Bytes::from_static(b"\n")), Some((result, guard)))),
         }
@@ -54,8 +83,14 @@ pub(super) fn respond_when_done(
 }
 
 /// The status is already sent, so an error is reported in the body, as the SDKs expect for runs.
-fn result_json(result: Result<Value, ApiError>) -> Value {
-    result.unwrap_or_else(|error| json!({"__error__": {"error": "InternalServerError", "message": error.message()}}))
+fn result_text(result: Result<impl Serialize, ApiError>) -> String {
+    match result {
+        Ok(result) => json_text(&result),
+        Err(error) => {
+            let error = json!({"error": "InternalServerError", "message": error.message()});
+            json!({"__error__": error}).to_string()
+        }
+    }
 }
 
 /// Cancels a run when the waiting client disconnects.
@@ -160,14 +195,27 @@ impl RunReader {
     }
 }
 
+/// The result of a new run.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum NewRunResult {
+    /// The final values.
+    Values(Box<State>),
+    /// The values with interrupts, or an error.
+    Other(Value),
+}
+
 /// The result of a new run: its final values with its interrupts, or its error.
-pub(super) async fn run_result(api: Api, run: Run) -> Result<Value, ApiError> {
+pub(super) async fn run_result(api: Api, run: Run) -> Result<NewRunResult, ApiError> {
     let outcome = RunReader::new(&api, run).outcome().await?;
     Ok(match outcome.end {
-        Some((status, Some(error))) if status.has_failed() => json!({"__error__": failure(&error)}),
-        Some(_) => with_questions(to_json(&outcome.state), &outcome.interrupts),
+        Some((status, Some(error))) if status.has_failed() => {
+            NewRunResult::Other(json!({"__error__": failure(&error)}))
+        }
+        Some(_) if outcome.interrupts.is_empty() => NewRunResult::Values(Box::new(outcome.state)),
+        Some(_) => NewRunResult::Other(with_questions(to_json(&outcome.state), &outcome.interrupts)),
         // The run was rolled back or deleted.
-        None => json!({}),
+        None => NewRunResult::Other(json!({})),
     })
 }
 
@@ -245,11 +293,16 @@ pub(super) async fn wait_for_end(api: &Api, run: &Run) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::to_bytes;
+    use axum::body::{HttpBody, to_bytes};
 
     use super::*;
     use crate::domain::id::TaskId;
     use crate::domain::interrupt::{InterruptSource, Question, QuestionKind};
+
+    const TIMES: WaitTimes = WaitTimes {
+        beat: Duration::from_secs(5),
+        quick: QUICK,
+    };
 
     fn question(number: usize) -> Interrupt {
         let task = TaskId::of_step(None, "tools", number);
@@ -289,17 +342,35 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(12)).await;
             Ok(json!({"done": true}))
         };
-        let response = respond_when_done(slow, Duration::from_secs(5), CancelOnDisconnect::default());
+        let response = respond_when_done(slow, TIMES, CancelOnDisconnect::default()).await;
         let body = to_bytes(response.into_body(), 1000)
             .await
             .expect("the body is in memory");
         assert_eq!(&body[..], b"\n\n{\"done\":true}");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_result_that_is_there_soon_is_sent_with_the_head_of_the_response() {
+        for (wait, is_whole) in [(QUICK / 2, true), (QUICK * 2, false)] {
+            let soon = async move {
+                tokio::time::sleep(wait).await;
+                Ok(json!({"done": true}))
+            };
+            let response = respond_when_done(soon, TIMES, CancelOnDisconnect::default()).await;
+            assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
+            let (_, body) = response.into_parts();
+            assert_eq!(body.size_hint().exact().is_some(), is_whole);
+            let body = to_bytes(body, 1000).await.expect("the body is in memory");
+            assert_eq!(&body[..], b"{\"done\":true}");
+        }
+    }
+
     #[test]
     fn a_fault_while_waiting_is_reported_in_the_body() {
-        let body = result_json(Err(ApiError::fault(&"secret")));
+        let failed: Result<Value, ApiError> = Err(ApiError::fault(&"secret"));
+        let text = result_text(failed);
+        let body: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(body["__error__"]["error"], "InternalServerError");
-        assert!(!body.to_string().contains("secret"));
+        assert!(!text.contains("secret"));
     }
 }

@@ -418,6 +418,10 @@ impl Dispatcher {
         permit: Option<OwnedSemaphorePermit>,
     ) {
         let run = &run_context.run;
+        let AdmittedWork {
+            mut first_step,
+            continued,
+        } = admitted;
         let stop = self.core.shutdown.hard().child_token();
         let leave = self.core.shutdown.soft().child_token();
         let active = Active {
@@ -435,6 +439,11 @@ impl Dispatcher {
         let this = Arc::clone(self);
         let id = run.id;
         let holder = run_context.log.expect_run(id, fresh);
+        // Here already, so that a stream of the run begins with these events.
+        let mut begun = match &late {
+            Some(_) => None,
+            None => first_step.take().map(|step| Box::new(step.publish())),
+        };
         // Whoever starts the run, it works for the tenant of its thread.
         let access = RowAccess::of_owner(&run_context.ownership);
         // Boxed at once: what carries it to its task would copy its ten thousand bytes again and again.
@@ -442,8 +451,9 @@ impl Dispatcher {
             if let Some(active) = late {
                 this.at_rest(|other| other == id).await;
                 this.active().insert(id, active);
+                begun = first_step.map(|step| Box::new(step.publish()));
             }
-            let work = AssertUnwindSafe(this.work(&run_context, admitted, stop, leave)).catch_unwind();
+            let work = AssertUnwindSafe(this.work(&run_context, begun, continued, stop, leave)).catch_unwind();
             if work.await.is_err() {
                 tracing::error!(run = %id, "a run panicked");
                 let text = format!("The server failed. Its log has the cause under the id of the run, {id}.");
@@ -502,13 +512,12 @@ impl Dispatcher {
     async fn work(
         self: &Arc<Self>,
         run_context: &Arc<RunContext>,
-        admitted: AdmittedWork,
+        begun: Option<Box<BegunRun>>,
+        continued: Option<Box<ContinuedWork>>,
         stop: CancellationToken,
         leave: CancellationToken,
     ) {
         let run = &run_context.run;
-        let AdmittedWork { first_step, continued } = admitted;
-        let begun = first_step.map(|first_step| first_step.publish());
         // The crashes are checked before anything is loaded, since loading may be the cause of the crash.
         if run_context.crashes >= MAX_CRASHES {
             let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
@@ -520,7 +529,7 @@ impl Dispatcher {
                 )
                 .await;
         }
-        let Some(ready) = self.make_ready(run_context, begun, continued).await else {
+        let Some(ready) = self.make_ready(run_context, begun.map(|begun| *begun), continued).await else {
             return;
         };
         let ReadyMachine {

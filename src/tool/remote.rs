@@ -14,8 +14,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url, redirect};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -27,6 +27,7 @@ use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
 use crate::domain::backoff::Backoff;
 use crate::domain::call::{DelegationResult, ToolOutput};
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::input::read_initial;
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::json_limits::read_foreign;
@@ -254,33 +255,24 @@ impl RemoteTool {
         let answers =
             own.map(|(question, response)| json!({"key": question.key, "value": question.value, "response": response}));
         let answers: Vec<Value> = answers.collect();
-        let mut body = json!({
-            "name": self.own_name.as_ref().unwrap_or(&call.name),
-            "args": call.args,
-            "tool_call_id": call.id,
-            "agent_name": scope.agent,
-            "agent_path": scope.path.as_ref(),
-            "thread_id": scope.thread,
-            "run_id": scope.run,
-            "context": (!context.is_empty()).then_some(&context),
-        });
-        if !answers.is_empty() {
-            body["answers"] = Value::Array(answers);
-        }
-        if !scope.delegations.is_empty() {
-            body["delegations"] = scope.delegations.iter().map(DelegationResult::for_tool).collect();
-        }
-        if let Some(token) = token {
-            body["read_access"] = token.for_tool();
-        }
-        if self.state_fields.is_empty() {
-            return Ok(body.to_string());
-        }
         let public = self.state_fields.iter().filter(|field| !is_private(field));
         let sent = public.filter_map(|field| Some((field.clone(), state.value(field)?.into_owned())));
-        body["state"] = Value::Object(sent.collect());
-        let body = body.to_string();
-        if body.len() > self.max_answer_bytes {
+        let body = CallBody {
+            name: self.own_name.as_ref().unwrap_or(&call.name),
+            args: &call.args,
+            tool_call_id: &call.id,
+            agent_name: &scope.agent,
+            agent_path: &scope.path,
+            thread_id: scope.thread,
+            run_id: scope.run,
+            context: (!context.is_empty()).then_some(&context),
+            answers,
+            delegations: scope.delegations.iter().map(DelegationResult::for_tool).collect(),
+            read_access: token.map(CallToken::for_tool),
+            state: (!self.state_fields.is_empty()).then(|| sent.collect()),
+        };
+        let body = serde_json::to_string(&body).map_err(|error| Failure::new("RuntimeError", error.to_string()))?;
+        if !self.state_fields.is_empty() && body.len() > self.max_answer_bytes {
             let message = format!(
                 "the state that the tool `{}` asks for is longer than {} bytes",
                 self.spec.name, self.max_answer_bytes
@@ -593,6 +585,27 @@ impl Tool for RemoteTool {
         }
         outcome
     }
+}
+
+/// The body of a request for a call.
+#[derive(Serialize)]
+struct CallBody<'a> {
+    name: &'a str,
+    args: &'a Map<String, Value>,
+    tool_call_id: &'a str,
+    agent_name: &'a str,
+    agent_path: &'a [String],
+    thread_id: ThreadId,
+    run_id: RunId,
+    context: Option<&'a Map<String, Value>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    answers: Vec<Value>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    delegations: Vec<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    read_access: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<Map<String, Value>>,
 }
 
 /// A response that is a JSON object.

@@ -37,8 +37,7 @@ use sessions::McpSessions;
 /// The longest text of an error that `rmcp` returns, in bytes.
 const MAX_ERROR_TEXT: usize = 64 * 1024;
 
-/// The MCP server. Cloning copies pointers.
-#[derive(Clone)]
+/// The MCP server.
 pub(super) struct McpEndpoint {
     service: StreamableHttpService<AgentServer, LocalSessionManager>,
     sessions: Arc<McpSessions>,
@@ -82,7 +81,7 @@ impl McpEndpoint {
 pub(super) async fn post(
     api: Api,
     client: ClientId,
-    Extension(endpoint): Extension<McpEndpoint>,
+    Extension(endpoint): Extension<Arc<McpEndpoint>>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let permit = api.open_stream(None, client)?;
@@ -98,7 +97,7 @@ pub(super) async fn post(
     };
     let beat = api.settings.heartbeat;
     let request = Request::from_parts(parts, Body::from(body));
-    let handler = endpoint.clone();
+    let handler = Arc::clone(&endpoint);
     let handling = Box::pin(async move { handler.handle(api, request).await });
     let response = late_response::start_within(beat, handling).await;
     if opening.is_some() {
@@ -119,7 +118,7 @@ pub(super) async fn post(
 pub(super) async fn get(
     api: Api,
     client: ClientId,
-    Extension(endpoint): Extension<McpEndpoint>,
+    Extension(endpoint): Extension<Arc<McpEndpoint>>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let permit = api.open_stream(None, client)?;
@@ -143,7 +142,7 @@ pub(super) async fn get(
 pub(super) async fn delete(
     api: Api,
     client: ClientId,
-    Extension(endpoint): Extension<McpEndpoint>,
+    Extension(endpoint): Extension<Arc<McpEndpoint>>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let _used = endpoint.sessions.begin_request(request.headers(), client)?;

@@ -47,6 +47,11 @@ pub fn json(view: &impl serde::Serialize) -> Value {
     serde_json::to_value(view).unwrap_or_default()
 }
 
+/// The JSON text of a view, without the values in between.
+pub fn json_text(view: &impl serde::Serialize) -> String {
+    serde_json::to_string(view).unwrap_or_else(|_| "null".to_owned())
+}
+
 /// The reason why a run or a write cannot name a checkpoint of a subagent.
 const MAIN_AGENT_ONLY: &str = "must be empty: only checkpoints of the main agent can be named";
 

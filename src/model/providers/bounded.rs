@@ -5,17 +5,19 @@
 //! Redirects are not followed, since a request carries the provider's key.
 
 use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream;
 use http::request::Parts;
-use http::{Request, Response};
+use http::{Request, Response, Uri};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use rig_core::http_client::multipart::MultipartForm;
 use rig_core::http_client::{Error, HttpClientExt, LazyBody, Result, StreamingResponse};
 use rig_core::wasm_compat::WasmCompatSend;
 use rig_reqwest::ReqwestClient;
+use url::Url;
 
 use super::caching::Caching;
 use crate::domain::headers::Headers;
@@ -34,6 +36,24 @@ pub(super) struct BoundedClient {
     headers: HeaderMap,
     /// The use of the cache of the provider.
     caching: Caching,
+    address: KnownAddress,
+}
+
+/// The address of the last request, parsed. All requests to a model have the same.
+#[derive(Debug, Clone, Default)]
+struct KnownAddress(Arc<Mutex<Option<(Uri, Url)>>>);
+
+impl KnownAddress {
+    /// Returns the parsed form of an address; none if it has none.
+    fn parse(&self, address: &Uri) -> Option<Url> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, url)) = known.as_ref().filter(|(uri, _)| uri == address) {
+            return Some(url.clone());
+        }
+        let url = Url::parse(&address.to_string()).ok()?;
+        *known = Some((address.clone(), url.clone()));
+        Some(url)
+    }
 }
 
 /// The limit that a response exceeded.
@@ -80,6 +100,7 @@ impl BoundedClient {
             limits,
             headers: HeaderMap::new(),
             caching: Caching::default(),
+            address: KnownAddress::default(),
         })
     }
 
@@ -96,6 +117,7 @@ impl BoundedClient {
             limits,
             headers: headers.0.iter().filter_map(header).collect(),
             caching,
+            address: KnownAddress::default(),
         }
     }
 
@@ -126,9 +148,13 @@ impl BoundedClient {
 
     /// Sends a request once and waits for the head of the response.
     async fn send_once(&self, parts: &Parts, body: Bytes) -> Result<PieceReader> {
-        let request = self
-            .http
-            .request(parts.method.clone(), parts.uri.to_string())
+        let method = parts.method.clone();
+        let request = match self.address.parse(&parts.uri) {
+            Some(url) => self.http.request(method, url),
+            // The client says what is wrong with the address.
+            None => self.http.request(method, parts.uri.to_string()),
+        };
+        let request = request
             .headers(parts.headers.clone())
             .headers(self.headers.clone())
             .body(body);

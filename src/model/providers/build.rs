@@ -37,12 +37,13 @@ pub(super) fn model(
     match protocol {
         Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
-            let wire = SingleParse(LeanWire(wire));
-            Arc::new(Adapter::new(protocol, model, wire, http, limits, key).with_caching(caching))
+            let wire = SingleParse(LeanWire::new(wire));
+            let adapter = Adapter::new(protocol, model, wire, http, limits, key);
+            Arc::new(adapter.with_caching(caching).with_plain_conversations())
         }
         Protocol::OpenAiResponses => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).responses(model).wire;
-            Arc::new(Adapter::new(protocol, model, LeanWire(wire), http, limits, key).with_caching(caching))
+            Arc::new(Adapter::new(protocol, model, LeanWire::new(wire), http, limits, key).with_caching(caching))
         }
         Protocol::Anthropic => {
             let mut anthropic = AnthropicConfig::new(sent(key.as_ref()));
@@ -55,21 +56,21 @@ pub(super) fn model(
                 wire = wire.with_prompt_caching();
             }
             wire.default_max_tokens.get_or_insert(ANTHROPIC_MAX_TOKENS);
-            Arc::new(Adapter::new(protocol, model, LeanWire(wire), http, limits, key).with_caching(caching))
+            Arc::new(Adapter::new(protocol, model, LeanWire::new(wire), http, limits, key).with_caching(caching))
         }
         Protocol::GoogleGenAi => {
             let wire = gemini(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new(protocol, model, LeanWire(wire), http, limits, key))
+            Arc::new(Adapter::new(protocol, model, LeanWire::new(wire), http, limits, key))
         }
         Protocol::Ollama => {
             let wire = ollama(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new(protocol, model, LeanWire(wire), http, limits, key))
+            Arc::new(Adapter::new(protocol, model, LeanWire::new(wire), http, limits, key))
         }
         Protocol::Scripted => Arc::new(Scripted::new(model)),
     }

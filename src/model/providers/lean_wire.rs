@@ -1,9 +1,12 @@
-//! Wire formats of rig-core without two computations whose results nothing reads here. They took a large part of the
+//! Wire formats of rig-core without three computations whose results nothing reads here. They took a large part of the
 //! processor time of a run.
 //!
 //! For each request rig-core computes a fingerprint of all tools and of the system prompt, which it reads for some models of
 //! Anthropic only. And from the frames of each reply, which it parses anew for that, it rebuilds the document that the
-//! provider would have sent without streaming.
+//! provider would have sent without streaming. It also copies the whole conversation to add documents to it, of which
+//! there are none.
+
+use std::sync::Arc;
 
 use rig_core::completion::options::{OptionFields, OptionMap};
 use rig_core::completion::{Accepts, CompletionRequest, LaterSystem, Media, Pairing, ReplayTarget};
@@ -14,9 +17,16 @@ use rig_core::wire::document::{Reassemble, Serves};
 use rig_core::wire::{Descriptor, Mode, Wire};
 use serde_json::{Map, Value};
 
-/// A wire format of rig-core.
+/// A wire format of rig-core. It is shared, since each request needs several.
 #[derive(Debug, Clone)]
-pub(super) struct LeanWire<W>(pub(super) W);
+pub(super) struct LeanWire<W>(Arc<W>);
+
+impl<W> LeanWire<W> {
+    /// Creates it around the wire format of rig-core.
+    pub(super) fn new(wire: W) -> Self {
+        Self(Arc::new(wire))
+    }
+}
 
 /// The document of a reply, which is not rebuilt.
 #[derive(Debug, Default)]
@@ -58,7 +68,7 @@ impl<W: Wire<Op = Completion> + ReplayTarget> Wire for LeanWire<W> {
 macro_rules! forward {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         $(fn $name(&self $(, $argument: $type)*) -> $result {
-            ReplayTarget::$name(&self.0 $(, $argument)*)
+            ReplayTarget::$name(&*self.0 $(, $argument)*)
         })*
     };
 }
@@ -79,7 +89,6 @@ impl<W: ReplayTarget> ReplayTarget for LeanWire<W> {
         fn states_finish_reason(&self) -> bool;
         fn binds_context(&self, model: &str) -> bool;
         fn route(&self, request: &CompletionRequest) -> Option<&dyn ReplayTarget>;
-        fn takes_documents(&self) -> bool;
         fn needs_next(&self, item: &Value) -> bool;
         fn hosted_pair(&self, item: &Value) -> Option<(Pairing, String)>;
         fn starts_with_user(&self) -> bool;
@@ -88,6 +97,11 @@ impl<W: ReplayTarget> ReplayTarget for LeanWire<W> {
         fn hosted_needs_tools(&self) -> bool;
         fn result_parts(&self, model: &str) -> bool;
         fn sends_alone(&self, block: &AssistantContent) -> bool;
+    }
+
+    /// Says that documents are not added to the conversation: no request has any.
+    fn takes_documents(&self) -> bool {
+        true
     }
 
     /// Says that the provider drops items that are bound to other tools by itself, also where there are no such items: then
@@ -109,7 +123,7 @@ mod tests {
     const BOUND: &str = "claude-opus-5";
 
     fn claude(model: &str) -> LeanWire<Messages> {
-        LeanWire(Messages {
+        LeanWire::new(Messages {
             provider: AnthropicConfig::new("key".to_owned()),
             model: model.to_owned(),
             default_max_tokens: Some(1),

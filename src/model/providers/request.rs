@@ -9,13 +9,15 @@ use rig_core::message::{
 };
 use serde_json::{Map, Value, json};
 
+use super::chat_body::STAND_IN;
 use super::separators::Separator;
 use super::{Protocol, content, native};
 use crate::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
 
-/// Builds rig-core's request. A `separator` is inserted between consecutive messages of the user.
+/// Builds rig-core's request. A `separator` is inserted between consecutive messages of the user. For OpenAI's chat
+/// completions it stands in for the instructions and the tools, see [`super::chat_body`].
 pub(super) fn build(
     request: &ModelRequest,
     kind: Protocol,
@@ -27,21 +29,18 @@ pub(super) fn build(
         messages: Vec::new(),
         calls: HashMap::new(),
     };
-    let whole = request.system.text();
-    let parts = match kind {
-        Protocol::Anthropic => request.system.parts(),
-        Protocol::OpenAi
-        | Protocol::OpenAiResponses
-        | Protocol::GoogleGenAi
-        | Protocol::Ollama
-        | Protocol::Scripted => vec![whole.as_str()],
-    };
-    history.messages.extend(
-        parts
-            .into_iter()
-            .filter(|text| !text.is_empty())
-            .map(RigMessage::system),
-    );
+    if !request.system.is_blank() {
+        match kind {
+            Protocol::Anthropic => {
+                let parts = request.system.parts();
+                history.messages.extend(parts.into_iter().map(RigMessage::system));
+            }
+            Protocol::OpenAi => history.messages.push(RigMessage::system(STAND_IN)),
+            Protocol::OpenAiResponses | Protocol::GoogleGenAi | Protocol::Ollama | Protocol::Scripted => {
+                history.messages.push(RigMessage::system(request.system.text()));
+            }
+        }
+    }
     for message in &request.messages {
         history.add(message)?;
     }
@@ -100,7 +99,7 @@ fn response_format(format: &AnswerFormat) -> Value {
 /// Returns the tools to declare. Past calls need their tools declared even if none may be called now, since rig-core
 /// would otherwise send those calls as text; so their names are declared, and calling is disabled.
 fn tools(request: &ModelRequest, history: &History<'_>) -> Result<(Vec<ToolDefinition>, Option<Choice>), ModelError> {
-    if request.tools.is_empty() {
+    let Some(first) = request.tools.first() else {
         let past: BTreeMap<&str, &ToolName> = history.calls.values().map(|(_, name)| (name.as_str(), name)).collect();
         let schema = json!({"type": "object", "properties": {}});
         let past: Vec<ToolDefinition> = past
@@ -109,6 +108,11 @@ fn tools(request: &ModelRequest, history: &History<'_>) -> Result<(Vec<ToolDefin
             .collect();
         let choice = (!past.is_empty()).then_some(Choice::None);
         return Ok((past, choice));
+    };
+    let choice = (request.tool_choice == ToolChoice::Any).then_some(Choice::Required);
+    if history.kind == Protocol::OpenAi {
+        let stand_in = ToolDefinition::new(name(&first.name)?, "", Value::Null);
+        return Ok((vec![stand_in], choice));
     }
     let tools = request.tools.iter().map(|tool| {
         Ok(ToolDefinition::new(
@@ -117,7 +121,6 @@ fn tools(request: &ModelRequest, history: &History<'_>) -> Result<(Vec<ToolDefin
             tool.parameters.clone(),
         ))
     });
-    let choice = (request.tool_choice == ToolChoice::Any).then_some(Choice::Required);
     Ok((tools.collect::<Result<_, ModelError>>()?, choice))
 }
 
@@ -160,7 +163,11 @@ fn take<T>(settings: &mut Map<String, Value>, name: &str, read: impl Fn(&Value) 
     Some(value)
 }
 
-fn name(name: &str) -> Result<ToolName, ModelError> {
+/// Returns the name of a tool.
+///
+/// # Errors
+/// When it is empty.
+pub(super) fn name(name: &str) -> Result<ToolName, ModelError> {
     ToolName::new(name).map_err(|error| ModelError::Refused {
         status: 400,
         message: error.to_string(),

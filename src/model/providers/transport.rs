@@ -16,9 +16,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::caching::CacheHint;
+use super::chat_body::OmittedParts;
 use super::file_names::FileNames;
 use super::separators::Separator;
-use super::{Protocol, caching, chat_markers, markers, plain_instructions};
+use super::{Protocol, caching, chat_markers, markers};
 use crate::definition::PromptBlock;
 use crate::domain::trace::SpanContext;
 
@@ -53,7 +54,9 @@ pub(super) struct AdjustedTransport {
     pub(super) ids: CallIds,
     /// The names of the files in the request.
     pub(super) file_names: FileNames,
-    /// The blocks of the instructions.
+    /// The parts of the request that rig-core did not get.
+    pub(super) omitted: OmittedParts,
+    /// The blocks of the instructions, if markers are set for the cache of the provider.
     pub(super) blocks: Arc<[PromptBlock]>,
     /// The separator between messages of the user.
     pub(super) separator: Option<Separator>,
@@ -78,8 +81,8 @@ where
         if self.kind == Protocol::Anthropic && has_own {
             markers::set(&mut payload.request, &self.blocks);
         }
-        if matches!(self.kind, Protocol::OpenAi | Protocol::Ollama) {
-            plain_instructions::set(&mut payload.request);
+        if self.kind == Protocol::OpenAi && !self.omitted.set(&mut payload.request) {
+            return Opening::failed(ProviderError::request("the request has no list of messages"));
         }
         if let Some(separator) = &self.separator {
             separator.remove(&mut payload.request);

@@ -1,6 +1,8 @@
 //! Streams: every step of every agent, live, joined late, or taken up again.
 
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::support::actors::Run;
 use crate::support::sse::{Frame, put_together};
@@ -64,6 +66,7 @@ on_both_engines! {
     the_calls_of_tools_are_streamed,
     a_slow_reader_delays_no_run,
     a_disconnect_cancels_the_run_only_on_request,
+    the_first_events_of_a_stream_are_sent_with_the_head_of_its_response,
 }
 
 on_postgres! {
@@ -476,4 +479,29 @@ async fn a_disconnect_cancels_the_run_only_on_request(server: TestServer) {
     server.tools.let_go("lookup");
     stays_on.finishes().await;
     assert_eq!(stays_on.status().await, "success");
+}
+
+async fn the_first_events_of_a_stream_are_sent_with_the_head_of_its_response(server: TestServer) {
+    let on_new_thread = server.human("plain").await;
+    let alice = server.human("plain").await;
+    alice.says("one").await;
+    let address = server.client().base().replacen("http://", "", 1);
+    for human in [on_new_thread, alice] {
+        let body = human.run_body("two", json!({"stream_mode": "values"})).to_string();
+        let head = format!(
+            "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            human.path("/runs/stream"),
+            body.len()
+        );
+        let mut stream = TcpStream::connect(&address).await.expect("a connection");
+        stream
+            .write_all((head + &body).as_bytes())
+            .await
+            .expect("the server listens");
+        let mut first = vec![0; 64 * 1024];
+        let length = stream.read(&mut first).await.expect("a response");
+        let first = String::from_utf8_lossy(&first[..length]);
+        assert!(first.starts_with("HTTP/1.1 200"), "{first}");
+        assert!(first.contains("event: metadata"), "{first}");
+    }
 }

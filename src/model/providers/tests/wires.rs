@@ -227,6 +227,30 @@ async fn requests_carry_key_system_tools_and_settings() {
     }
 }
 
+#[tokio::test]
+async fn each_request_has_the_tools_and_the_instructions_that_it_was_given() {
+    let kind = ProviderKind::OpenAi;
+    let words = ["looks", "looks", "sees \"more\""];
+    let replies = words.map(|_| Reply::stream(beginning(kind)));
+    let (model, server) = fake(kind, replies.into()).await;
+    for description in words {
+        let mut asked = hello();
+        let parameters = asked.tools[0].parameters.clone();
+        asked.tools = vec![Arc::new(ToolSpec {
+            name: "look".to_owned(),
+            description: description.to_owned(),
+            parameters: parameters.clone(),
+        })];
+        asked.system = description.into();
+        let _ = ask(&model, asked).await;
+        let body = server.last().body;
+        let function = json!({"name": "look", "description": description, "parameters": parameters});
+        assert_eq!(body["tools"], json!([{"type": "function", "function": function}]));
+        let messages = json!([{"role": "system", "content": description}, {"role": "user", "content": "hello"}]);
+        assert_eq!(body["messages"], messages);
+    }
+}
+
 /// Claude refuses a request that forces a call while it thinks. Newer models refuse every such request.
 #[tokio::test]
 async fn a_model_that_refuses_to_be_forced_to_a_call_is_not_forced() {

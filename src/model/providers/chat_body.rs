@@ -1,0 +1,317 @@
+//! The instructions and the tools in requests with OpenAI's protocol.
+//!
+//! Instructions and tools are the largest part of most requests, and the tools are the same in all requests of an
+//! agent. rig-core would convert and copy them several times for each request. So it gets short ones in their place, and
+//! the encoded request gets the real ones: the tools as they were encoded for an earlier request.
+//!
+//! rig-core sends a system message as a list with one block of text. OpenAI takes both forms, but some servers of other
+//! makers apply templates to the messages that take a text alone. So all messages of the system are sent as texts.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rig_core::wire::Body;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::{plain_conversation, request};
+use crate::model::{ModelError, ModelRequest, ToolSpec};
+
+/// The instructions, and the message, that rig-core gets in place of the real ones.
+pub(super) const STAND_IN: &str = "instructions";
+
+/// The maximum number of lists of tools that are kept for one model.
+const MAX_LISTS: usize = 8;
+
+/// The beginning of a message of the system, as rig-core encodes it.
+const SYSTEM: &str = r#"{"role":"system","#;
+
+/// The parts of a request that rig-core does not get.
+#[derive(Debug, Clone, Default)]
+pub(super) struct OmittedParts {
+    /// The instructions, unless there are none.
+    instructions: Option<Arc<str>>,
+    /// The encoded list of the tools, unless there are none.
+    tools: Option<Arc<RawValue>>,
+    /// The encoded list of all messages, the instructions included, if they are not left to rig-core.
+    messages: Option<Arc<RawValue>>,
+}
+
+impl OmittedParts {
+    /// Returns the parts of a request. A plain conversation is one of them if `encodes_plain`.
+    ///
+    /// # Errors
+    /// When the name of a tool cannot be sent.
+    pub(super) fn of(request: &ModelRequest, known: &EncodedTools, encodes_plain: bool) -> Result<Self, ModelError> {
+        let has_tools = !request.tools.is_empty();
+        let tools = has_tools.then(|| known.of(&request.tools)).transpose()?;
+        let instructions = (!request.system.is_blank()).then(|| request.system.text());
+        let plain = encodes_plain.then(|| plain_conversation::encode(request, instructions.as_deref()));
+        let messages: Option<Arc<RawValue>> = plain.flatten().map(Arc::from);
+        Ok(Self {
+            instructions: instructions.filter(|_| messages.is_none()).map(Arc::from),
+            tools,
+            messages,
+        })
+    }
+
+    /// Returns whether rig-core does not get the messages.
+    pub(super) fn has_messages(&self) -> bool {
+        self.messages.is_some()
+    }
+
+    /// Sets the parts in an encoded request, and sends the other messages of the system as texts. Returns false if that is
+    /// no request with messages.
+    pub(super) fn set(&self, request: &mut http::Request<Body>) -> bool {
+        let Body::Bytes(bytes) = request.body_mut() else {
+            return false;
+        };
+        let Some(whole) = self.complete(bytes) else {
+            return false;
+        };
+        *bytes = whole;
+        true
+    }
+
+    /// Returns the whole body; none if it is no request with messages. Only messages of the system are parsed.
+    fn complete(&self, body: &[u8]) -> Option<Vec<u8>> {
+        let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
+        let messages = match &self.messages {
+            Some(messages) => SentField::Value(messages),
+            None => SentField::Messages(self.messages_in(fields.get("messages").copied()?)?),
+        };
+        let instructions = self.instructions.as_ref().map_or(0, |text| text.len());
+        // Most texts have few characters that need an escape.
+        let mut size = body.len() + instructions + instructions / 16;
+        size += self.messages.as_ref().map_or(0, |messages| messages.get().len());
+        let mut sent: BTreeMap<String, SentField<'_>> = fields
+            .into_iter()
+            .map(|(name, value)| (name, SentField::Value(value)))
+            .collect();
+        sent.insert("messages".to_owned(), messages);
+        if let Some(tools) = &self.tools {
+            size += tools.get().len();
+            sent.insert("tools".to_owned(), SentField::Value(tools));
+        }
+        let mut whole = Vec::with_capacity(size);
+        serde_json::to_writer(&mut whole, &sent).ok()?;
+        Some(whole)
+    }
+
+    /// Returns the encoded messages with the instructions.
+    fn messages_in<'a>(&'a self, encoded: &'a RawValue) -> Option<Vec<SentMessage<'a>>> {
+        let messages: Vec<&RawValue> = serde_json::from_str(encoded.get()).ok()?;
+        let mut messages: Vec<SentMessage<'_>> = messages.into_iter().map(SentMessage::of).collect();
+        if let (Some(instructions), Some(first)) = (&self.instructions, messages.first_mut()) {
+            let instructions: &str = instructions;
+            *first = SentMessage::system(instructions.into());
+        }
+        Some(messages)
+    }
+}
+
+/// A field of a request.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum SentField<'a> {
+    Value(&'a RawValue),
+    Messages(Vec<SentMessage<'a>>),
+}
+
+/// A message of a request.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum SentMessage<'a> {
+    /// A message as rig-core encoded it.
+    Encoded(&'a RawValue),
+    /// A message of the system with a text.
+    System { role: &'static str, content: Cow<'a, str> },
+}
+
+impl<'a> SentMessage<'a> {
+    fn of(message: &'a RawValue) -> Self {
+        text_of_system(message).map_or(Self::Encoded(message), |text| Self::system(text.into()))
+    }
+
+    fn system(content: Cow<'a, str>) -> Self {
+        Self::System {
+            role: "system",
+            content,
+        }
+    }
+}
+
+/// A message of the system with blocks of text.
+#[derive(Deserialize)]
+struct BlockMessage {
+    content: Vec<TextBlock>,
+}
+
+#[derive(Deserialize)]
+struct TextBlock {
+    text: String,
+}
+
+/// Returns the text of a message of the system with blocks; none for other messages.
+fn text_of_system(message: &RawValue) -> Option<String> {
+    if !message.get().starts_with(SYSTEM) {
+        return None;
+    }
+    let BlockMessage { content } = serde_json::from_str(message.get()).ok()?;
+    let texts: Vec<String> = content.into_iter().map(|block| block.text).collect();
+    Some(texts.join("\n\n"))
+}
+
+/// The encoded tools of the last requests to a model.
+#[derive(Default)]
+pub(super) struct EncodedTools(Mutex<VecDeque<EncodedList>>);
+
+/// The tools of a request, and their encoding.
+struct EncodedList {
+    tools: Vec<Arc<ToolSpec>>,
+    json: Arc<RawValue>,
+}
+
+impl EncodedTools {
+    /// Returns the encoding of these tools.
+    fn of(&self, tools: &[Arc<ToolSpec>]) -> Result<Arc<RawValue>, ModelError> {
+        if let Some(known) = self.find(tools) {
+            return Ok(known);
+        }
+        let json = encode(tools)?;
+        let mut lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lists.truncate(MAX_LISTS - 1);
+        lists.push_front(EncodedList {
+            tools: tools.to_vec(),
+            json: Arc::clone(&json),
+        });
+        Ok(json)
+    }
+
+    fn find(&self, tools: &[Arc<ToolSpec>]) -> Option<Arc<RawValue>> {
+        // A comparison is rare: the values are usually the same ones.
+        let is_same = |(one, other): (&Arc<ToolSpec>, &Arc<ToolSpec>)| Arc::ptr_eq(one, other) || one == other;
+        let lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lists
+            .iter()
+            .find(|list| list.tools.len() == tools.len() && list.tools.iter().zip(tools).all(is_same))?;
+        Some(Arc::clone(&known.json))
+    }
+}
+
+/// A tool, in the form of rig-core.
+#[derive(Serialize)]
+struct SentTool<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: SentFunction<'a>,
+}
+
+#[derive(Serialize)]
+struct SentFunction<'a> {
+    name: &'a str,
+    description: &'a str,
+    parameters: &'a Value,
+}
+
+fn encode(tools: &[Arc<ToolSpec>]) -> Result<Arc<RawValue>, ModelError> {
+    for tool in tools {
+        request::name(&tool.name)?;
+    }
+    let sent = tools.iter().map(|tool| SentTool {
+        kind: "function",
+        function: SentFunction {
+            name: &tool.name,
+            description: &tool.description,
+            parameters: &tool.parameters,
+        },
+    });
+    let json = to_raw_value(&sent.collect::<Vec<_>>()).map_err(|error| ModelError::Refused {
+        status: 400,
+        message: error.to_string(),
+    })?;
+    Ok(json.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn tool(name: &str) -> Arc<ToolSpec> {
+        Arc::new(ToolSpec {
+            name: name.to_owned(),
+            description: format!("How \"{name}\" works."),
+            parameters: json!({"type": "object", "properties": {"q": {"type": "string"}}}),
+        })
+    }
+
+    fn asking(system: &str, tools: &[Arc<ToolSpec>]) -> ModelRequest {
+        ModelRequest {
+            system: system.into(),
+            tools: tools.to_vec(),
+            ..ModelRequest::default()
+        }
+    }
+
+    fn sent(request: &ModelRequest, known: &EncodedTools, body: &Value) -> Value {
+        let omitted = OmittedParts::of(request, known, false).expect("parts");
+        let whole = omitted.complete(body.to_string().as_bytes()).expect("a body");
+        serde_json::from_slice(&whole).expect("JSON")
+    }
+
+    #[test]
+    fn what_was_omitted_is_set_and_the_rest_stays() {
+        let user = json!({"role": "user", "content": "a \"b\"\n"});
+        let system = |text: &str| json!({"role": "system", "content": [{"type": "text", "text": text}]});
+        let stand_in = json!([{"type": "function", "function": {"name": "a", "description": "", "parameters": null}}]);
+        let body = json!({"model": "m", "messages": [system(STAND_IN), user, system("later")], "tools": stand_in});
+        let known = EncodedTools::default();
+        let request = asking("be \"brief\"", &[tool("a"), tool("b")]);
+        let function = |name: &str| {
+            let spec = tool(name);
+            let function = json!({"name": spec.name, "description": spec.description, "parameters": spec.parameters});
+            json!({"type": "function", "function": function})
+        };
+        let expected = json!({
+            "model": "m",
+            "messages": [
+                {"role": "system", "content": "be \"brief\""},
+                user,
+                {"role": "system", "content": "later"},
+            ],
+            "tools": [function("a"), function("b")],
+        });
+        for _ in 0..2 {
+            assert_eq!(sent(&request, &known, &body), expected);
+        }
+    }
+
+    #[test]
+    fn a_request_without_instructions_and_tools_gets_none() {
+        let body = json!({"model": "m", "messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]}]});
+        let expected = json!({"model": "m", "messages": [{"role": "system", "content": "a"}]});
+        assert_eq!(sent(&asking(" ", &[]), &EncodedTools::default(), &body), expected);
+    }
+
+    #[test]
+    fn tools_are_encoded_anew_when_one_of_them_changes() {
+        let known = EncodedTools::default();
+        let first = known.of(&[tool("a"), tool("b")]).expect("tools");
+        let same = known.of(&[tool("a"), tool("b")]).expect("tools");
+        assert!(Arc::ptr_eq(&first, &same), "equal tools are encoded once");
+        let mut changed = ToolSpec::clone(&tool("b"));
+        changed.description = "Other words.".to_owned();
+        let other = known.of(&[tool("a"), Arc::new(changed)]).expect("tools");
+        assert!(other.get().contains("Other words."), "{other}");
+        assert!(!known.of(&[tool("a")]).expect("tools").get().contains(r#""name":"b""#));
+        for at in 0..MAX_LISTS {
+            known.of(&[tool(&at.to_string())]).expect("tools");
+        }
+        assert_eq!(known.0.lock().expect("no panic").len(), MAX_LISTS);
+        assert!(known.of(&[tool("")]).is_err(), "a tool without a name");
+    }
+}
