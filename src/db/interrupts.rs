@@ -15,6 +15,7 @@ use super::checkpoints::{lane_id, lane_of};
 use super::engine::Contains;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
+use super::row::from_row;
 use super::sealing::Sealer;
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
@@ -105,23 +106,24 @@ const SELECT: &str = "\
     select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_call_id, status, \
     interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal from interrupts";
 
-#[derive(sqlx::FromRow)]
-struct InterruptRow {
-    interrupt_id: String,
-    thread_id: Uuid,
-    run_id: Uuid,
-    lane: Uuid,
-    agent_name: String,
-    path: String,
-    task_call_id: Option<String>,
-    status: String,
-    interrupt: String,
-    resolution: Option<String>,
-    resumed_by: Option<Uuid>,
-    created_at: i64,
-    resolved_at: Option<i64>,
-    seq: i64,
-    ordinal: i32,
+from_row! {
+    struct InterruptRow {
+        interrupt_id: String,
+        thread_id: Uuid,
+        run_id: Uuid,
+        lane: Uuid,
+        agent_name: String,
+        path: String,
+        task_call_id: Option<String>,
+        status: String,
+        interrupt: String,
+        resolution: Option<String>,
+        resumed_by: Option<Uuid>,
+        created_at: i64,
+        resolved_at: Option<i64>,
+        seq: i64,
+        ordinal: i32,
+    }
 }
 
 impl TryFrom<InterruptRow> for InterruptRecord {

@@ -67,6 +67,7 @@ mod reader;
 pub mod remembered;
 pub mod remote_runs;
 pub mod retention;
+mod row;
 mod row_security;
 pub mod runs;
 pub mod sandboxes;
