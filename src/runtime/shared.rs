@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
@@ -102,7 +103,7 @@ impl Core {
         W: Future + Send + 'static,
         W::Output: Send + 'static,
     {
-        self.shutdown.spawn(name, RowAccess::in_current(work))
+        self.shutdown.spawn(name, RowAccess::in_current(work.boxed()))
     }
 
     /// Runs work to its end in a task of its own, even if the caller is dropped meanwhile.
@@ -118,7 +119,7 @@ impl Core {
         E: From<DbError> + Send + 'static,
     {
         // Boxed at once: what carries it to its task would copy it again and again.
-        let work = Box::pin(work);
+        let work = work.boxed();
         // The log lines of the work belong to the request of the caller.
         let work = trace::for_current_caller(PendingEntries::in_current(work)).in_current_span();
         let done = self.spawn("change of runs", work).await;
