@@ -61,9 +61,9 @@ pub use registered::{Agents, RegisteredAgent};
 /// The default depth of delegations: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
 
-/// The settings of a profile that do not concern requests of policies: those of the form of an answer, and of thinking
-/// before it, which Anthropic does not allow where the answer has to be a call.
-const OF_ANSWERS: [&str; 5] = ["response_format", "format", "text", "stop", "thinking"];
+/// The setting of a profile that requests of policies go without: Anthropic does not allow a model to think where it has
+/// to answer with a call.
+const THINKING: &str = "thinking";
 
 /// The factory of agents. Cheap to clone.
 #[derive(Clone)]
@@ -434,21 +434,28 @@ impl AgentFactory {
         }))
     }
 
-    /// Returns a model for requests that are not the agent's own, with the settings of its profile but for those of these
-    /// names.
-    fn model_of_policy(&self, name: &str, without: &[&str]) -> MiddlewareModel {
+    /// Returns a model for requests that are not the agent's own, with the settings of its profile.
+    fn model_of_profile(&self, name: &str) -> ModelWithSettings {
         let mut settings = self.profiles.model_settings(name, &Map::new());
-        settings.retain(|setting, _| !without.contains(&setting.as_str()));
-        MiddlewareModel::new([ModelWithSettings {
+        settings.retain(|setting, _| !definition::is_about_answers(setting));
+        ModelWithSettings {
             model: self.providers.model(name),
             settings,
-        }])
+        }
+    }
+
+    /// Returns a model that listed policies ask.
+    fn model_of_policy(&self, name: &str) -> ModelWithSettings {
+        let mut own = self.model_of_profile(name);
+        own.settings.remove(THINKING);
+        own
     }
 
     /// Returns the policy that summarises the conversation of an agent, unless it is switched off.
     fn summarization(&self, spec: &AgentSpec) -> Option<Summarization> {
         let settings = spec.summarization.settings()?;
-        let summarizer = settings.model.as_ref().map(|name| self.model_of_policy(name, &[]));
+        let summarizer = settings.model.as_ref();
+        let summarizer = summarizer.map(|name| MiddlewareModel::new([self.model_of_profile(name)]));
         let has_files = spec.files == definition::Workspace::State;
         let models = self.models_for_policies(spec);
         Some(Summarization::new(&settings, &models, summarizer, has_files))
@@ -522,10 +529,9 @@ impl AgentFactory {
         let format = draft.spec.response_format.as_ref().map(AnswerFormat::of);
         let alternatives = format.iter().flat_map(AnswerFormat::alternatives);
         let answer_tools: Vec<String> = alternatives.filter_map(|form| definition::form_name(&form)).collect();
-        let models = |name: &str| self.model_of_policy(name, &OF_ANSWERS);
+        let models = |name: &str| MiddlewareModel::new([self.model_of_policy(name)]);
         // The settings of the agent concern its own answers.
-        let own = draft.spec.model.all().iter().map(|name| models(name));
-        let own = own.flat_map(|model| model.models().to_vec());
+        let own = draft.spec.model.all().iter().map(|name| self.model_of_policy(name));
         let parts = AgentParts {
             model: &MiddlewareModel::new(own),
             models: &models,

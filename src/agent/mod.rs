@@ -37,6 +37,7 @@ use crate::domain::machine::{Failure, HookPoint, Plan};
 use crate::domain::message::Message;
 use crate::domain::run::Lineage;
 use crate::domain::state::Update;
+use crate::domain::state_size::StateSize;
 use crate::middleware::Middleware;
 use crate::middleware::structured::{self, native::NativeAnswer};
 use crate::middleware::summarization::Summarization;

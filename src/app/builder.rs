@@ -204,11 +204,14 @@ impl Builder {
     fn name_policy(&mut self, name: &str, policy: &Arc<dyn Middleware>) {
         let policy = Arc::clone(policy);
         let setting = policy.distinguished_by();
+        let tools = policy.contribution().tools.into_iter();
+        let tools: Vec<String> = tools.map(|tool| tool.spec().name.clone()).collect();
         let registered = RegisteredPolicy::new(move |settings| match policy.configured(settings) {
             Ok(configured) => configured.map(|_| vec![]),
             Err(findings) => Some(findings),
         })
-        .distinguished_by(setting);
+        .distinguished_by(setting)
+        .with_tools(tools);
         self.settings
             .embedded
             .names

@@ -12,6 +12,7 @@ use super::json::{ColumnRef, readable};
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
 use super::{DbResult, Tx};
+use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::time::Timestamp;
@@ -220,8 +221,9 @@ pub struct PartOfUser<T> {
     pub end: Option<Uuid>,
 }
 
-/// Returns the ids of entries about a user among the next `entries` of the tenant after this one. No index finds them, so that
-/// a statement looks through no more than a part.
+/// Returns the ids of entries about a user that can be erased among the next `entries` of the tenant after this one. No index finds
+/// them, so that a statement looks through no more than a part. An entry that the user has deleted the data of a user stays: it
+/// names who has erased entries, also their own.
 pub async fn ids_of_user(
     tx: &mut Tx<'_>,
     tenant: &Tenant,
@@ -229,19 +231,21 @@ pub async fn ids_of_user(
     after: Uuid,
     entries: i64,
 ) -> DbResult<PartOfUser<Uuid>> {
-    const SQL: &str = concatcp!("select entry_id from audit", OF_USER);
+    const ERASABLE: &str = " and (action <> $5 or outcome <> 'allowed')";
+    const SQL: &str = concatcp!("select entry_id from audit", OF_USER, ERASABLE, BY_TIME);
     let end = end_of_part(tx, tenant, after, entries).await?;
     let found = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(tenant.as_str())
         .bind(user.as_str())
         .bind(after)
         .bind(end.unwrap_or(LAST_ID))
+        .bind(Action::UsersDelete.word())
         .fetch_all(conn)
         .await)?;
     Ok(PartOfUser { found, end })
 }
 
-/// Returns the entries about a user like [`ids_of_user`].
+/// Returns all entries about a user like [`ids_of_user`].
 pub async fn of_user(
     tx: &mut Tx<'_>,
     tenant: &Tenant,
@@ -249,7 +253,7 @@ pub async fn of_user(
     after: Uuid,
     entries: i64,
 ) -> DbResult<PartOfUser<AuditEntry>> {
-    const SQL: &str = concatcp!(SELECT, OF_USER);
+    const SQL: &str = concatcp!(SELECT, OF_USER, BY_TIME);
     let end = end_of_part(tx, tenant, after, entries).await?;
     let rows: Vec<AuditRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(tenant.as_str())
@@ -263,7 +267,8 @@ pub async fn of_user(
 }
 
 /// The condition that an entry is about a user, and between two others.
-const OF_USER: &str = " where tenant = $1 and user_id = $2 and entry_id > $3 and entry_id <= $4 order by entry_id";
+const OF_USER: &str = " where tenant = $1 and user_id = $2 and entry_id > $3 and entry_id <= $4";
+const BY_TIME: &str = " order by entry_id";
 /// An id that follows those of all entries.
 const LAST_ID: Uuid = Uuid::from_u128(u128::MAX);
 

@@ -516,7 +516,7 @@ pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PoolConnection<Post
         // It hides why no connection could be made; the listener finds that out.
         if matches!(error, sqlx::Error::PoolTimedOut) {
             let text = "no connection was free, or could be made in time";
-            return sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::NotConnected, text)).into();
+            return sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::ResourceBusy, text)).into();
         }
         error.into()
     })

@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use sqlx::migrate::MigrateError;
+
 /// The result of a database function.
 pub type DbResult<T> = Result<T, DbError>;
 
@@ -111,15 +113,28 @@ impl DbError {
         const ADDRESS: &str = "start Postgres there, or correct the host and the port in [storage]";
         const HOSTS: &str = "see to it that one of them is a primary that can be reached, or correct them in [storage]";
         const PRIMARY: &str = "name the primary in [storage]";
-        const LOGIN: &str = "correct the role and the password in [storage], or let the role in (pg_hba.conf)";
+        const LOGIN: &str =
+            "correct the role and the password in [storage], or `sslmode` there, or let the role in (pg_hba.conf)";
         const DATABASE: &str = "create the database, or correct its name in [storage]";
         const RIGHTS: &str =
             "run `adjutant migrate` as the role that owns the tables, and give this one the rights to use them";
         const CONNECTIONS: &str = "raise `max_connections` of Postgres, or lower `connections` in [storage]";
         const TLS: &str = "correct `sslmode` and `sslrootcert` in [storage], or the certificate of Postgres";
+        const FILES: &str = "correct the path in [storage]: of `sslrootcert`, `sslcert`, `sslkey` or the socket";
+        const BY_KIND: [(ErrorKind, &str); 5] = [
+            (ErrorKind::ReadOnlyFilesystem, PRIMARY),
+            // The error of several hosts.
+            (ErrorKind::NotConnected, HOSTS),
+            // The error of a pool without a free connection.
+            (ErrorKind::ResourceBusy, CONNECTIONS),
+            // A certificate that one side refuses.
+            (ErrorKind::InvalidData, TLS),
+            (ErrorKind::NotFound, FILES),
+        ];
         let Self::Unavailable(error) = self else {
             return None;
         };
+        let error = without_migration(error);
         if let Some(told) = error.as_database_error() {
             return match told.code().as_deref() {
                 Some("28000" | "28P01") => Some(LOGIN),
@@ -129,18 +144,11 @@ impl DbError {
                 Some(_) | None => None,
             };
         }
-        let sqlx::Error::Io(error) = &**error else {
-            return matches!(&**error, sqlx::Error::Tls(_)).then_some(TLS);
+        let sqlx::Error::Io(error) = error else {
+            return matches!(error, sqlx::Error::Tls(_)).then_some(TLS);
         };
-        if error.kind() == ErrorKind::ReadOnlyFilesystem {
-            return Some(PRIMARY);
-        }
-        // The kind of the error of several hosts.
-        Some(if error.kind() == ErrorKind::NotConnected {
-            HOSTS
-        } else {
-            ADDRESS
-        })
+        let known = BY_KIND.into_iter().find(|(kind, _)| *kind == error.kind());
+        Some(known.map_or(ADDRESS, |(_, advice)| advice))
     }
 
     /// Returns whether a stored value cannot be read: a retry does not help, and other rows are not affected.
@@ -149,14 +157,24 @@ impl DbError {
     }
 }
 
+/// Returns the error of the statement in which a migration has failed; other errors as they are.
+fn without_migration(error: &sqlx::Error) -> &sqlx::Error {
+    if let sqlx::Error::Migrate(error) = error
+        && let MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) = &**error
+    {
+        return error;
+    }
+    error
+}
+
 impl From<sqlx::Error> for DbError {
     fn from(error: sqlx::Error) -> Self {
         super::engine::classify_error(error)
     }
 }
 
-impl From<sqlx::migrate::MigrateError> for DbError {
-    fn from(error: sqlx::migrate::MigrateError) -> Self {
+impl From<MigrateError> for DbError {
+    fn from(error: MigrateError) -> Self {
         Self::Unavailable(Arc::new(error.into()))
     }
 }

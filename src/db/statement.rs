@@ -136,6 +136,30 @@ impl Statement<'_, '_> {
         }
     }
 
+    /// Executes the statement and returns the number of rows that it has changed.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn execute(self) -> DbResult<u64> {
+        match self.target {
+            Target::Sqlite { conn, offset } => {
+                let mut changed = 0;
+                let mut steps = conn.send_now(&self.sql, offset);
+                while let Some(step) = steps.try_next().await? {
+                    if let Either::Left(done) = step {
+                        changed = done.rows_affected();
+                    }
+                }
+                Ok(changed)
+            }
+            Target::Postgres { conn, arguments, error } => {
+                encoded(error)?;
+                let done = query_with(AssertSqlSafe(self.sql), arguments).execute(conn).await?;
+                Ok(done.rows_affected())
+            }
+        }
+    }
+
     /// Executes the statement by the end of the transaction at the latest, and before any that follows. If it fails then,
     /// the error is that of a later statement, or of the transaction: so this is for statements whose errors the operation does
     /// not handle.

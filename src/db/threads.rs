@@ -21,7 +21,7 @@ use super::json::{ColumnRef, log_unreadable};
 use super::row::from_row;
 use super::runs::NO_QUESTION;
 use super::sealing::Sealer;
-use super::statement::LaterRows;
+use super::statement::{LaterRows, Statement};
 use super::{DbResult, Tx, access, blobs, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
@@ -114,8 +114,24 @@ pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
     Ok(inserted)
 }
 
+/// Stores a new thread, in a transaction that stores nothing if the id is taken.
+///
+/// # Errors
+/// [`super::DbError::NoRow`] when the id is taken: by the end of the transaction, see
+/// [`Statement::change_later`](super::statement::Statement::change_later).
+pub async fn insert_later(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<()> {
+    insertion(tx, thread).await?.change_later().await?;
+    terms::insert(tx, thread.id, &thread.metadata).await
+}
+
 /// Stores a new thread that searches by metadata do not find yet.
 pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
+    let inserted = insertion(tx, thread).await?.execute().await?;
+    Ok(inserted == 1)
+}
+
+/// Returns the statement that stores a new thread, unless the id is taken.
+async fn insertion<'t, 'c>(tx: &'t mut Tx<'c>, thread: &Thread) -> DbResult<Statement<'t, 'c>> {
     const SQL: &str = "insert into threads \
         (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, ttl_strategy, \
         expires_at, tenant, owner) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) \
@@ -123,7 +139,8 @@ pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResu
     let sealer = tx.sealer(thread.ownership.tenant.as_str()).await?;
     let error = encode_error(&sealer, thread.id, thread.error.as_ref())?;
     let config = sealer.json(&cell("config", &thread.id), &thread.config)?;
-    let inserted = on_engine!(tx, |conn| query(SQL)
+    Ok(tx
+        .statement(SQL)
         .bind(thread.id.0)
         .bind(thread.status.word())
         .bind(Json(&thread.metadata))
@@ -136,11 +153,7 @@ pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResu
         .bind(thread.ttl.map(|ttl| ttl.strategy.word()))
         .bind(thread.expires_at.map(|at| at.0))
         .bind(thread.ownership.tenant.as_str())
-        .bind(thread.ownership.owner.as_str())
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
-    Ok(inserted == 1)
+        .bind(thread.ownership.owner.as_str()))
 }
 
 /// Returns the thread with this id.

@@ -89,6 +89,8 @@ pub struct RegisteredPolicy {
     check: Option<Arc<CheckSettings>>,
     /// The setting by which several of its kind in one list differ.
     distinguished_by: Option<&'static str>,
+    /// The tools that it contributes.
+    tools: BTreeSet<String>,
 }
 
 /// Checks settings; returns `None` if the policy takes no settings.
@@ -99,7 +101,7 @@ impl RegisteredPolicy {
     pub fn new(check: impl Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync + 'static) -> Self {
         Self {
             check: Some(Arc::new(check)),
-            distinguished_by: None,
+            ..Self::default()
         }
     }
 
@@ -108,6 +110,15 @@ impl RegisteredPolicy {
     pub fn distinguished_by(self, setting: Option<&'static str>) -> Self {
         Self {
             distinguished_by: setting,
+            ..self
+        }
+    }
+
+    /// Adds the names of the tools that the policy contributes.
+    #[must_use]
+    pub fn with_tools(self, tools: impl IntoIterator<Item = String>) -> Self {
+        Self {
+            tools: tools.into_iter().collect(),
             ..self
         }
     }

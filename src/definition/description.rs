@@ -43,7 +43,7 @@ impl<'a> Slot<'a> {
             Self::Name => call.name.clone(),
             Self::CallId => render_value(&Value::from(call.id.as_str())),
             Self::Args => render_value(&Value::Object(call.args.clone())),
-            Self::Argument(path) => argument(call, path).map_or_else(|| ABSENT.to_owned(), shown),
+            Self::Argument(path) => argument(call, path).map_or_else(|| ABSENT.to_owned(), render_value),
         }
     }
 }

@@ -79,7 +79,7 @@ pub use general_purpose::{GENERAL_PURPOSE, GeneralPurpose};
 pub use headers::{check_headers, is_reserved_header};
 pub use inherit::{Inherit, InheritedPolicies};
 pub use model_names::{MAX_MODEL_NAMES, ModelNames};
-pub use model_settings::is_structural_setting;
+pub use model_settings::{is_about_answers, is_structural_setting};
 pub use permission::{FileOperation, FileRules, Permission, PermissionMode};
 pub use policy::Policy;
 pub use profile::{GeneralProfile, HarnessProfile, HarnessProfiles};

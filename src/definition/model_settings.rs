@@ -50,6 +50,12 @@ pub fn is_structural_setting(name: &str) -> bool {
     STRUCTURAL.contains(&plain.as_str())
 }
 
+/// Returns whether a setting of this name is about the form of an agent's own answers. Other requests to the model, for
+/// summaries and by policies, go without it.
+pub fn is_about_answers(name: &str) -> bool {
+    matches!(name, "response_format" | "format" | "text" | "stop")
+}
+
 /// Returns diagnostics for the settings in `field` that are not allowed.
 pub(super) fn check_settings(field: &FieldPath, settings: &Map<String, Value>) -> Vec<Diagnostic> {
     let message = "is a part of the request that the server makes itself, and cannot be a setting";

@@ -415,6 +415,12 @@ fn may_by_roles(identity: &Identity, action: Action, facts: &ResourceFacts, shar
     }
 }
 
+/// Returns whether the identity may give runs a priority above 0.
+pub fn may_prioritise(identity: &Identity) -> bool {
+    let roles = [UserRole::Developer, UserRole::Operator, UserRole::Admin];
+    identity.is_unrestricted() || roles.into_iter().any(|role| identity.has(role))
+}
+
 /// Returns the filter of a search: the resources for which [`may_access`] is true.
 pub fn scope_of(identity: &Identity, action: Action, sharing: &SharingRule, ruling: &Ruling) -> AccessScope {
     if identity.is_unrestricted() {

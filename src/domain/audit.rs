@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::access::Action;
 use super::identity::{Credential, Identity, Tenant};
+use super::json_limits::without_nul;
 use super::time::Timestamp;
 
 /// The outcome of a request: allowed or denied.
@@ -61,7 +62,8 @@ pub struct AuditEntry {
 }
 
 impl AuditEntry {
-    /// Creates an entry about a request of this caller.
+    /// Creates an entry about a request of this caller. In the resource, which clients name, U+0000 is replaced by U+FFFD: Postgres
+    /// stores no text with it, and would have no entry about such a request.
     #[expect(clippy::disallowed_methods, reason = "entries are sorted by the time in their ids")]
     pub fn new(caller: &Identity, action: Action, resource: String, outcome: AuditOutcome, now: Timestamp) -> Self {
         Self {
@@ -70,7 +72,7 @@ impl AuditEntry {
             user: caller.user.as_str().to_owned(),
             credential: credential_text(&caller.credential),
             action: action.word().to_owned(),
-            resource,
+            resource: without_nul(resource),
             outcome,
             address: None,
             detail: Map::new(),

@@ -188,6 +188,9 @@ fn matches_parts(parts: &[Part], names: &[&str], has_dots: bool) -> bool {
                 }
             };
         }
+        if !next.contains(&true) {
+            return false;
+        }
         fit = next;
     }
     fit.first().copied().unwrap_or(false)

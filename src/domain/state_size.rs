@@ -88,7 +88,8 @@ impl StateSize {
         sums.state = sums.state.map(|known| known.saturating_add(more));
     }
 
-    /// Returns whether the state is larger than `most` bytes. It is measured only if the sum of all writes is.
+    /// Returns whether the state, which has the results of the last step, is larger than `most` bytes. It is measured only if
+    /// the sum of all writes is.
     pub fn exceeds(&self, state: &State, most: usize) -> bool {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let known = sums.state.map(|known| known.saturating_add(sums.pending));
@@ -100,14 +101,13 @@ impl StateSize {
         measured > most
     }
 
-    /// Checks the size of the state.
+    /// Checks the size of the state, as [`StateSize::exceeds`] does.
     ///
     /// # Errors
     /// The state is too large.
     pub fn check(&self, state: &State) -> Result<(), Failure> {
-        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let most = self.limits.state;
-        if sums.has_room(state, 0, most) {
+        if !self.exceeds(state, most) {
             return Ok(());
         }
         let message = format!(
@@ -186,6 +186,20 @@ mod tests {
         state_size.begin_step(3 * QUARTER);
         assert!(state_size.admit(&state, &answer_of(QUARTER)).is_err());
         assert_eq!(state_size.admit(&state, &answer_of(QUARTER / 2)), Ok(()));
+    }
+
+    #[test]
+    fn results_that_are_in_the_state_count_once() {
+        let state_size = StateSize::default();
+        let mut state = State::default();
+        assert_eq!(state_size.check(&state), Ok(()));
+        state_size.begin_step(0);
+        let writes = answer_of(2 * QUARTER);
+        assert_eq!(state_size.admit(&state, &writes), Ok(()));
+        state.apply(&writes);
+        // The state has nothing of this any more, so that it is measured.
+        state_size.record(&answer_of(2 * QUARTER));
+        assert_eq!(state_size.check(&state), Ok(()));
     }
 
     #[test]

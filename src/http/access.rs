@@ -12,10 +12,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
+use axum::http::Request;
 use axum::http::request::Parts;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use uuid::Uuid;
 
 use super::ApiParts;
 use super::audit;
@@ -23,6 +25,7 @@ use super::client::{ClientId, peer_address};
 use super::error::ApiError;
 use super::response_budget::Permit;
 use super::search_turns::SearchTurns;
+use super::shared_check::SharedCheck;
 use super::socket_messages::{MessageLimit, SocketMessages};
 use super::stream_limits::StreamPermit;
 use crate::db::{DbResult, Tx};
@@ -39,6 +42,17 @@ const MAX_RESOURCE_CHARS: usize = 128;
 /// The length of the text of most resources, in bytes: a thread.
 const RESOURCE_BYTES: usize = "thread:".len() + 36;
 
+/// The variables of paths that are UUIDs. Clients may spell these in several ways, and the audit has one.
+const UUIDS: [&str; 7] = [
+    "thread_id",
+    "run_id",
+    "checkpoint_id",
+    "approval_id",
+    "assistant_id",
+    "cron_id",
+    "delivery_id",
+];
+
 /// The state of the router. Handlers cannot read it; they extract an [`Api`].
 #[derive(Clone)]
 pub struct AppState(Arc<Shared>);
@@ -48,6 +62,8 @@ struct Shared {
     parts: ApiParts,
     searches: SearchTurns,
     messages: SocketMessages,
+    read_check: SharedCheck,
+    write_check: SharedCheck,
 }
 
 impl AppState {
@@ -56,6 +72,8 @@ impl AppState {
         Self(Arc::new(Shared {
             searches: SearchTurns::new(parts.db.searches()),
             messages: SocketMessages::new(parts.settings.bodies.max),
+            read_check: SharedCheck::default(),
+            write_check: SharedCheck::default(),
             parts,
         }))
     }
@@ -190,6 +208,16 @@ impl Api {
         self.shared.messages.limit(&self.caller)
     }
 
+    /// Returns the check that the database can be read.
+    pub(super) fn read_check(&self) -> &SharedCheck {
+        &self.shared.read_check
+    }
+
+    /// Returns the check that the database can be written to.
+    pub(super) fn write_check(&self) -> &SharedCheck {
+        &self.shared.write_check
+    }
+
     /// Returns the connections for searches that the caller may hold, if they are limited.
     pub(super) fn search_turns(&self) -> Option<Arc<Semaphore>> {
         self.shared.searches.of(&self.caller)
@@ -266,8 +294,17 @@ impl FromRequestParts<AppState> for Api {
     }
 }
 
+/// Returns the action of a request by the rule of its route; none if the route has none.
+pub(super) fn action_of<B>(request: &Request<B>) -> Option<Action> {
+    let path = request.extensions().get::<MatchedPath>()?;
+    match rule_of(request.method().as_str(), path.as_str())? {
+        Rule::Allow(action, _) => Some(action),
+        Rule::Public | Rule::OfCall => None,
+    }
+}
+
 /// Returns the resources that the path names as the audit shows them, such as `thread:<id>/run:<id>`.
-fn resource_text(variables: &RawPathParams) -> String {
+pub(super) fn resource_text(variables: &RawPathParams) -> String {
     let mut text = String::with_capacity(RESOURCE_BYTES);
     for (name, value) in variables {
         if !text.is_empty() {
@@ -275,7 +312,11 @@ fn resource_text(variables: &RawPathParams) -> String {
         }
         text.push_str(name.strip_suffix("_id").unwrap_or(name));
         text.push(':');
-        text.push_str(beginning_of(value));
+        let id = Some(value).filter(|_| UUIDS.contains(&name));
+        match id.and_then(|id| id.parse::<Uuid>().ok()) {
+            Some(id) => text.push_str(id.hyphenated().encode_lower(&mut Uuid::encode_buffer())),
+            None => text.push_str(beginning_of(value)),
+        }
     }
     text
 }

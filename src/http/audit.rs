@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::RequestExt;
+use axum::extract::{RawPathParams, Request, State};
 use axum::http::header;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -12,11 +13,13 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Api;
+use super::access;
+use super::client::peer_address;
 use super::error::{ApiError, ErrorBody};
 use super::extract::Params;
 use super::wire::{Object, json};
-use crate::db::DbError;
 use crate::db::audit::{self, AuditSearch};
+use crate::db::{DbError, RowAccess};
 use crate::domain::access::Action;
 use crate::domain::api_key::ApiKey;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
@@ -62,6 +65,35 @@ pub(super) fn record(api: &Api, action: Action, resource: impl FnOnce() -> Strin
         ..AuditEntry::new(&api.caller, action, resource(), outcome, api.audit.now())
     };
     api.audit.record(entry.because_of(policies));
+}
+
+/// Records that a request was refused because of the page or the host name from which it comes, which are not those of the
+/// caller's tenant. The entry is durable when this returns. A request whose route has no action has none.
+///
+/// # Errors
+/// When the entry cannot be stored.
+pub(super) async fn record_foreign_site(
+    audit: &Audit,
+    caller: &Identity,
+    request: &mut Request,
+    refusal: &ApiError,
+) -> Result<(), ApiError> {
+    let Some(action) = access::action_of(request) else {
+        return Ok(());
+    };
+    // A path without variables, or one that cannot be decoded, names nothing.
+    let variables = request.extract_parts::<RawPathParams>().await.ok();
+    let resource = variables.as_ref().map(access::resource_text).unwrap_or_default();
+    let mut detail = Map::new();
+    detail.insert("reason".to_owned(), Value::from(refusal.code()));
+    let entry = AuditEntry {
+        address: peer_address(request.extensions()),
+        detail,
+        ..AuditEntry::new(caller, action, resource, AuditOutcome::Denied, audit.now())
+    };
+    let recording = audit.run_request(Some(caller), async { audit.record(entry) });
+    let recorded = RowAccess::of_caller(caller).scope(recording).await;
+    recorded.map_err(not_stored)
 }
 
 /// Records which API key a request has created, for whom, and with which rights. The entry of the request was stored with

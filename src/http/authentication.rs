@@ -79,11 +79,13 @@ pub(super) async fn identify(auth: &Authenticator, rates: &RateLimits, request: 
         }
         Err(AuthError::Unavailable(_)) => return Err(ApiError::authentication_unavailable()),
     };
-    if !is_public {
-        rates.count_request(&identity)?;
-    }
+    let counted = match is_public {
+        true => Ok(()),
+        false => rates.count_request(&identity),
+    };
+    // The access log names the caller of a refused request, too.
     request.extensions_mut().insert(identity);
-    Ok(())
+    counted
 }
 
 /// Aborts a response of unknown length, such as a stream, when the API key of its caller is revoked or expires. Tokens are

@@ -672,6 +672,7 @@ impl From<StartError> for ApiError {
             StartError::NoAssistant(name) => Self::no_graph(&name, std::iter::empty()),
             StartError::NoAgent { graph_id, .. } => Self::no_agent(&graph_id),
             StartError::ModelNotAllowed(message) => Self::model_not_allowed(message),
+            StartError::PriorityNotAllowed => Self::no_priority(),
             StartError::NoCheckpoint(id) => Self::no_checkpoint(id),
             StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             StartError::QueueFull(_) => {

@@ -439,13 +439,21 @@ mod tests {
     async fn every_read_waits_for_a_turn_and_gives_it_back() {
         let spawn = |_: &'static str, task: BoxFuture<'static, ()>| drop(tokio::spawn(task));
         let db = Db::open("sqlite::memory:", &spawn).await.expect("a database");
-        let turns = Arc::new(Semaphore::new(0));
+        let turns = Arc::new(Semaphore::new(1));
         let reading = async {
             let mut lines = pin!(user_lines(db, Ownership::default(), Some(Arc::clone(&turns))));
             let first = lines.next().await.expect("a line").expect("it is read");
             assert!(String::from_utf8_lossy(&first).contains("\"type\":\"user\""));
-            assert!(futures::poll!(lines.next()).is_pending(), "there is no turn");
-            turns.add_permits(1);
+            let held = turns.acquire().await.expect("a turn");
+            assert!(futures::poll!(lines.next()).is_pending());
+            let mut later = Box::pin(turns.acquire());
+            assert!(futures::poll!(&mut later).is_pending());
+            drop(held);
+            assert!(
+                futures::poll!(&mut later).is_pending(),
+                "the turn is that of the export, which has waited for longer"
+            );
+            drop(later);
             while let Some(line) = lines.next().await {
                 line.expect("it is read");
             }

@@ -63,6 +63,7 @@ mod requests;
 mod response_budget;
 mod runs;
 mod search_turns;
+mod shared_check;
 mod socket_messages;
 mod state;
 mod stateless;
@@ -302,6 +303,7 @@ pub fn router(api: ApiParts) -> Router {
         hosts: settings.hosts.clone(),
         sites: settings.sites.clone(),
         auth: api.auth.clone(),
+        audit: api.audit.clone(),
         call_tokens: api.call_tokens.clone(),
         rates: Arc::new(RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock))),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
@@ -341,6 +343,7 @@ struct RequestChecks {
     hosts: HostRules,
     sites: TenantSites,
     auth: Authenticator,
+    audit: Audit,
     call_tokens: StoredCallTokens,
     rates: Arc<RateLimits>,
     bodies: BodyReader,
@@ -353,10 +356,15 @@ impl RequestChecks {
             true => authentication::identify_call(&self.call_tokens, &self.rates, request).await?,
             false => authentication::identify(&self.auth, &self.rates, request).await?,
         }
-        match request.extensions().get::<Arc<Identity>>() {
-            Some(caller) => self.sites.check(&caller.tenant, request),
-            None => Ok(()),
+        let Some(caller) = caller_of(request) else {
+            return Ok(());
+        };
+        let checked = self.sites.check(&caller.tenant, request);
+        if let Err(refusal) = &checked {
+            // Boxed, since few requests need the room.
+            Box::pin(audit::record_foreign_site(&self.audit, &caller, request, refusal)).await?;
         }
+        checked
     }
 }
 
@@ -371,21 +379,34 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
                     rates: Arc::clone(&checks.rates),
                 });
             }
-            let caller = request.extensions().get::<Arc<Identity>>().cloned();
+            let caller = caller_of(&request);
             let access = caller.as_deref().map(RowAccess::of_caller);
-            let mut response = in_access(access, checks.bodies.admit(request, next)).await;
-            if let Some(caller) = &caller {
-                // The access log names the caller.
-                response.extensions_mut().insert(Arc::clone(caller));
-            }
+            let response = in_access(access, checks.bodies.admit(request, next)).await;
+            let response = naming(caller.as_ref(), response);
             authentication::end_with_key(&checks.auth, caller, response)
         }
-        Err(error) => bodies::refuse(request, error).await,
+        Err(error) => {
+            let caller = caller_of(&request);
+            naming(caller.as_ref(), bodies::refuse(request, error).await)
+        }
     };
     // Browsers must not guess the content type of a response.
     response
         .headers_mut()
         .insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// Returns the caller of a request, if it is known.
+fn caller_of(request: &Request) -> Option<Arc<Identity>> {
+    request.extensions().get::<Arc<Identity>>().cloned()
+}
+
+/// Returns a response with its caller, whom the access log names.
+fn naming(caller: Option<&Arc<Identity>>, mut response: Response) -> Response {
+    if let Some(caller) = caller {
+        response.extensions_mut().insert(Arc::clone(caller));
+    }
     response
 }
 

@@ -143,7 +143,9 @@ async fn cancel_listed(api: &Api, thread: &str, ids: &[String], action: CancelAc
         return Err(Invalid::new("run_ids", format!("names more than {MAX_BATCH} runs")).into());
     }
     let thread = parse_thread_id(thread)?;
-    api.check(Action::ThreadsUpdate, ResourceRef::Thread(thread)).await?;
+    // The entry of the request does not name the thread.
+    let resource = ResourceRef::Thread(thread);
+    api.check_and_record(Action::ThreadsUpdate, resource, thread).await?;
     let ids = ids
         .iter()
         .map(|id| id.parse().map_err(|_| ApiError::bad_id("run")))

@@ -63,7 +63,7 @@ pub(super) async fn ok(api: Api, params: Params) -> Result<Json<Value>, ApiError
             .db
             .write(move |tx| Box::pin(async move { db::workers::probe(tx, now).await }));
         // The page is public, and the row belongs to the server.
-        RowAccess::Server.scope(write).await?;
+        api.write_check().run(|| RowAccess::Server.scope(write)).await?;
     }
     Ok(Json(json!({"ok": true, "services": {}})))
 }
@@ -80,7 +80,8 @@ pub(super) async fn ready(api: Api) -> Result<Json<Value>, ApiError> {
     }
     let read = api.db.read(|tx| Box::pin(db::workers::ping(tx)));
     // The page is public, and nothing of a tenant is read.
-    let answered = tokio::time::timeout(READY_TIMEOUT, RowAccess::Server.scope(read)).await;
+    let check = api.read_check().run(|| RowAccess::Server.scope(read));
+    let answered = tokio::time::timeout(READY_TIMEOUT, check).await;
     match answered {
         Ok(Ok(())) => Ok(Json(json!({"ready": true}))),
         Ok(Err(error)) => {

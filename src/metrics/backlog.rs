@@ -20,7 +20,7 @@ pub struct Backlog {
     pub queued: u64,
     /// The running runs, in the whole database.
     pub running: u64,
-    /// The time since the oldest run became due of those in the queue that wait for nothing but a server.
+    /// The time for which the oldest queued run has waited for nothing but a server.
     pub oldest: Duration,
     /// The number of jobs of each kind, running or scheduled, in the whole database.
     pub jobs: Vec<(JobKind, u64)>,
@@ -57,7 +57,7 @@ impl BacklogGauges {
             "Runs that are due and queued, in the whole database",
             &gauges.queued,
         );
-        let text = "Time since the oldest run became due of those that wait for nothing but a server; 0 if none does";
+        let text = "Time for which the oldest run has waited for nothing but a server; 0 if none does";
         add("adjutant_queue_oldest_age_seconds", text, &gauges.oldest);
         let text = "Jobs of the queue, at work or later, in the whole database";
         registry.register("adjutant_jobs", text, gauges.jobs.clone());

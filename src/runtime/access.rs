@@ -201,7 +201,8 @@ impl AccessControl {
             (_, _) => AccessRefusal::NotFound(resource),
         };
         let facts = facts.ok_or_else(|| AccessError::refused(missing))?;
-        decide(&self.core, caller, action, &facts).map_err(|denial| match resource {
+        let decided = decide_by(&self.core, caller, action, &facts, ruling);
+        decided.map_err(|denial| match resource {
             ResourceRef::Collection => denial.about_no_secret().refusal(action, missing),
             ResourceRef::Thread(_) | ResourceRef::Assistant(_) | ResourceRef::Cron(_) | ResourceRef::Delivery(_) => {
                 denial.refusal(action, missing)
@@ -253,7 +254,7 @@ impl AccessControl {
             .db
             .read(move |tx| Box::pin(async move { read_facts(tx, resource, &wanted).await }));
         let facts = read.await?.ok_or_else(|| AccessError::refused(missing))?;
-        match denial_by_policies(&self.core, caller, action, &facts) {
+        match denial_by(&self.core, caller, action, &facts, &ruling) {
             Some(denial) => Err(denial.refusal(action, missing)),
             None => Ok(()),
         }
@@ -406,7 +407,17 @@ pub(super) fn decide(core: &Core, caller: &Identity, action: Action, facts: &Res
     if caller.is_unrestricted() {
         return Ok(());
     }
-    let ruling = ruling_of(core, caller, action);
+    decide_by(core, caller, action, facts, ruling_of(core, caller, action))
+}
+
+/// Decides like [`decide`], by what the policies say about the action.
+fn decide_by(
+    core: &Core,
+    caller: &Identity,
+    action: Action,
+    facts: &ResourceFacts,
+    ruling: Ruling,
+) -> Result<(), Denial> {
     let may = |ruling: &Ruling| may_access(caller, action, facts, core.sharing.of(action), ruling);
     if may(&ruling) {
         return Ok(());
@@ -424,6 +435,24 @@ pub(super) fn decide(core: &Core, caller: &Identity, action: Action, facts: &Res
     Err(policy_denial(core, caller, action, facts))
 }
 
+/// Decides about a thread that a transaction has read or is about to create. `is_assigned` is true if the request is about an
+/// interrupt that is assigned to the caller.
+pub(super) async fn decide_about_thread(
+    tx: &mut Tx<'_>,
+    core: &Core,
+    caller: &Identity,
+    action: Action,
+    thread: &Thread,
+    is_assigned: bool,
+) -> DbResult<Result<(), Denial>> {
+    let ruling = ruling_of(core, caller, action);
+    let facts = ResourceFacts {
+        is_assigned,
+        ..facts_of_thread(tx, thread, &ruling).await?
+    };
+    Ok(decide_by(core, caller, action, &facts, ruling))
+}
+
 /// Decides by the policies alone, about a resource whose facts are known: for what a request does besides its action,
 /// and for what the server does on behalf of a user. Returns the reason why they forbid it.
 pub(super) fn denial_by_policies(
@@ -432,7 +461,26 @@ pub(super) fn denial_by_policies(
     action: Action,
     facts: &ResourceFacts,
 ) -> Option<Denial> {
+    denial_by(core, caller, action, facts, &ruling_of(core, caller, action))
+}
+
+/// Decides like [`denial_by_policies`] about a thread that a transaction has read or is about to create.
+pub(super) async fn denial_about_thread(
+    tx: &mut Tx<'_>,
+    core: &Core,
+    caller: &Identity,
+    action: Action,
+    thread: &Thread,
+) -> DbResult<Option<Denial>> {
     let ruling = ruling_of(core, caller, action);
+    if ruling.forbids == RowCondition::NEVER {
+        return Ok(None);
+    }
+    let facts = facts_of_thread(tx, thread, &ruling).await?;
+    Ok(denial_by(core, caller, action, &facts, &ruling))
+}
+
+fn denial_by(core: &Core, caller: &Identity, action: Action, facts: &ResourceFacts, ruling: &Ruling) -> Option<Denial> {
     let is_forbidden = facts.is_forbidden_by(&ruling.forbids);
     is_forbidden.then(|| policy_denial(core, caller, action, facts))
 }
@@ -446,21 +494,15 @@ fn policy_denial(core: &Core, caller: &Identity, action: Action, facts: &Resourc
     }
 }
 
-/// Returns the facts about a thread that a transaction has read or is about to create. What only policies ask for is read
-/// if they do.
-pub(super) async fn facts_of_thread(
-    tx: &mut Tx<'_>,
-    core: &Core,
-    caller: &Identity,
-    action: Action,
-    thread: &Thread,
-) -> DbResult<ResourceFacts> {
+/// Returns the facts about a thread that a transaction has read or is about to create, for a decision by this ruling. What only
+/// policies ask for is read if they do.
+async fn facts_of_thread(tx: &mut Tx<'_>, thread: &Thread, ruling: &Ruling) -> DbResult<ResourceFacts> {
     let mut facts = ResourceFacts {
         ownership: thread.ownership.clone(),
         metadata: thread.metadata.clone(),
         ..ResourceFacts::default()
     };
-    if ruling_of(core, caller, action).forbids.asks_metadata() {
+    if ruling.forbids.asks_metadata() {
         let read = db::access::thread_facts(tx, thread.id, true).await?;
         facts.is_unreadable = read.is_some_and(|read| read.is_unreadable);
         db::access::add_metadata_above(tx, thread.id, &mut facts).await?;

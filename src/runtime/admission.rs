@@ -18,14 +18,15 @@ use super::dispatcher::Dispatcher;
 use super::prepare::FirstStep;
 use super::retry::{TransactionError, retry_while_busy};
 use super::shared::Core;
-use super::{BatchError, CancelAction, NewRun, log_lines, stored_bytes, trace};
+use super::{BatchError, CancelAction, NewRun, ResourceRef, StartError, audit, log_lines, stored_bytes, trace};
 use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};
 use crate::definition::DefinitionDigest;
-use crate::domain::access::Ownership;
+use crate::domain::access::{Action, Ownership, may_prioritise};
 use crate::domain::id::{RunId, WorkerId};
 use crate::domain::idempotency::IdempotentOutcome;
-use crate::domain::run::Run;
+use crate::domain::identity::Identity;
+use crate::domain::run::{Run, RunRequest};
 use crate::domain::time::Timestamp;
 use crate::domain::trace::SpanContext;
 
@@ -163,6 +164,16 @@ impl Admission {
                 at,
                 error: error.into(),
             })?;
+            let thread = new_run.target.thread();
+            let resource = thread.map_or(ResourceRef::Collection, ResourceRef::Thread);
+            let checked = check_priority(
+                &self.core,
+                &new_run.caller,
+                Action::ThreadsCreateRun,
+                resource,
+                &new_run.request,
+            );
+            checked.map_err(|error| BatchError { at, error })?;
         }
         // Requests that are admitted together have the same caller. An answer continues a run that was accepted, which
         // may be that of another user.
@@ -271,6 +282,24 @@ impl Admission {
         }
         admitted.run
     }
+}
+
+/// Checks whether a caller may give the runs of a request their priority. A refusal is recorded.
+///
+/// # Errors
+/// [`StartError::PriorityNotAllowed`].
+pub(super) fn check_priority(
+    core: &Arc<Core>,
+    caller: &Identity,
+    action: Action,
+    resource: ResourceRef,
+    request: &RunRequest,
+) -> Result<(), StartError> {
+    if request.priority == 0 || may_prioritise(caller) {
+        return Ok(());
+    }
+    audit::record_refusal(core, caller, action, resource.to_string(), &[]);
+    Err(StartError::PriorityNotAllowed)
 }
 
 /// A slot that was taken before it is known whether a run starts in it. If none does, a queued run may.

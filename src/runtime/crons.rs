@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::admission::{self, Admission, AdmissionContext, Checked};
 use super::shared::Core;
-use super::{AssistantRef, BatchError, CronError, NewRun, StartError, Target};
+use super::{AssistantRef, BatchError, CronError, NewRun, ResourceRef, StartError, Target};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::access::{Action, Ownership};
@@ -219,7 +219,9 @@ impl Crons {
     ) -> Result<IdempotentOutcome<Cron>, CronError> {
         let id = CronId::mint();
         let now = self.core.clock.now();
-        let checked = match self.precheck_cron(&new_cron, id, now).await {
+        let resource = new_cron.thread.map_or(ResourceRef::Collection, ResourceRef::Thread);
+        let prechecked = self.precheck_cron(&new_cron, Action::CronsCreate, resource, id, now);
+        let checked = match prechecked.await {
             Ok(checked) => checked,
             Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
         };
@@ -253,7 +255,9 @@ impl Crons {
     /// See [`CronError`]; [`CronError::Stale`] when the cron was changed since it was read. Nothing is stored then.
     pub async fn update(&self, old: Cron, new_cron: NewCron) -> Result<Cron, CronError> {
         let now = self.core.clock.now();
-        let checked = self.precheck_cron(&new_cron, old.id, now).await?;
+        let resource = ResourceRef::Cron(old.id);
+        let prechecked = self.precheck_cron(&new_cron, Action::CronsUpdate, resource, old.id, now);
+        let checked = prechecked.await?;
         let context = AdmissionContext {
             now,
             ..self.admission.context(checked)
@@ -294,9 +298,18 @@ impl Crons {
         Ok(updated)
     }
 
-    /// Makes the slow checks of the request for a cron.
-    async fn precheck_cron(&self, new_cron: &NewCron, id: CronId, now: Timestamp) -> Result<Vec<Checked>, CronError> {
-        self.core.webhooks.check(&new_cron.request)?;
+    /// Makes the checks of the request for a cron that need no transaction.
+    async fn precheck_cron(
+        &self,
+        new_cron: &NewCron,
+        action: Action,
+        resource: ResourceRef,
+        id: CronId,
+        now: Timestamp,
+    ) -> Result<Vec<Checked>, CronError> {
+        let NewCron { caller, request, .. } = new_cron;
+        self.core.webhooks.check(request)?;
+        admission::check_priority(&self.core, caller, action, resource, request)?;
         // The id is a placeholder: the check resolves the assistant.
         let cron = new_cron.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
         let ahead = NewRun {

@@ -52,6 +52,9 @@ pub enum StartError {
     /// The tenant may not use a model of the agent.
     #[error("{0}")]
     ModelNotAllowed(String),
+    /// The priority is above 0, and no role of the caller allows that.
+    #[error("no role of the caller allows a priority above 0")]
+    PriorityNotAllowed,
     /// The thread has no such checkpoint.
     #[error("there is no checkpoint {0} on this thread")]
     NoCheckpoint(CheckpointId),

@@ -53,10 +53,13 @@ pub(super) fn finished_run(event: &Event, took: Duration) -> Option<FinishedRun<
 
 /// Logs that a run ended.
 pub(super) fn run_ended(run: &Run, end: &FinishedRun<'_>) {
+    let user = run.request.caller.as_ref();
     tracing::info!(
         run = %run.id,
         thread = %run.thread,
         agent = run.lineage.agent(),
+        user = user.map(|user| tracing::field::display(&user.identity)),
+        tenant = user.map(|user| tracing::field::display(&user.tenant)),
         status = end.status,
         error = end.error.map(|failure| failure.class.as_str()),
         waits = end.waits,

@@ -12,7 +12,7 @@ use super::state_update::{self, History};
 use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError, interrupts, open_interrupts};
 use crate::db::erasure::{ErasedRows, ErasureRequest};
 use crate::db::interrupts::InterruptRecord;
-use crate::db::{self, DbResult};
+use crate::db::{self, DbError, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -165,17 +165,19 @@ impl Threads {
             &new_thread.supersteps,
             self.core.sizes,
         )?;
+        let id = thread.id;
         let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
-                if !db::threads::insert(tx, &thread).await? {
-                    return Err(CreateThreadError::Exists(thread.id));
-                }
                 if history.is_empty() {
+                    db::threads::insert_later(tx, &thread).await?;
                     return Ok(CreatedThread {
                         thread,
                         state: None,
                         interrupts: vec![],
                     });
+                }
+                if !db::threads::insert(tx, &thread).await? {
+                    return Err(CreateThreadError::Exists(thread.id));
                 }
                 history.store(tx, thread.id, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
@@ -187,7 +189,14 @@ impl Threads {
                 })
             })
         });
-        write.await
+        write.await.map_err(|error| {
+            // SQLite tells only at the end of the transaction that the id is taken.
+            let is_taken = matches!(error, CreateThreadError::Write(StateWriteError::Fault(DbError::NoRow)));
+            match is_taken {
+                true => CreateThreadError::Exists(id),
+                false => error,
+            }
+        })
     }
 
     /// Copies a thread with the history of its main agent and what waits for answers, once per key. The copy belongs to

@@ -403,20 +403,19 @@ impl Runs {
             Box::pin(async move {
                 // The run does not end in between.
                 db::threads::lock(tx, thread).await?;
-                let named = db::runs::followers(tx, run).await?;
-                let mut followers = others_with_lease(tx, &named, core.id).await?;
-                // A client may have come, or the others may have left, since the look.
+                // A client may have come, the others may have left, or the run may have ended since the look.
                 let is_here = core.unfollowed.is_followed_here(run);
-                if !FoundFollowers::of(named.contains(&core.id), is_here, !followers.is_empty()).is_outdated {
+                if !following(tx, run, core.id, is_here).await?.is_outdated {
                     return Ok(());
                 }
                 let Some(mut found) = db::runs::find(tx, thread, run).await? else {
                     return Ok(());
                 };
+                let named = &mut found.request.followers;
+                *named = others_with_lease(tx, named, core.id).await?;
                 if is_here {
-                    followers.push(core.id);
+                    named.push(core.id);
                 }
-                found.request.followers = followers;
                 db::runs::set_request(tx, run, &found.request, now).await?;
                 DbResult::Ok(())
             })
@@ -475,7 +474,12 @@ impl Runs {
             }
         }
         for (run, thread) in found.iter().filter(|(run, _)| outdated.contains(run)) {
-            self.correct_followers(*thread, *run).await?;
+            match self.correct_followers(*thread, *run).await {
+                Ok(()) => {}
+                Err(error) if error.is_out_of_reach() => return Err(error),
+                // The next look tries again. The other runs do not wait for it.
+                Err(error) => tracing::warn!(%run, %error, "could not correct who follows a run"),
+            }
         }
         due.retain(|(run, _)| !left_alone.contains(run));
         found.retain(|(run, _)| !left_alone.contains(run));

@@ -2,8 +2,9 @@
 
 Three servers on one Postgres, with NATS if it is given, work behind HAProxy for clients that start runs, follow them and
 answer their questions. Meanwhile processes are killed, stopped and restarted, and the connections between them are cut,
-silenced in one direction or both, and delayed: each of them in each way before the next round. At the end everything is healed, and each acknowledged run has to have ended once, each effect of a
-tool has to be there once (or a human was asked), and each reader has to have got each event once.
+silenced in one direction or both, and delayed: each of them in each way before the next round. At the end everything is
+healed, and each acknowledged run has to have ended once, each effect of a tool has to be there once (or a human was
+asked), and each reader has to have got each event once.
 
     python tests/proof/prove.py --server target/release/adjutant --minutes 30
 
@@ -111,14 +112,17 @@ class Driver:
             await asyncio.sleep(self.chance.uniform(0.5, 4.0))
             if self.is_over:
                 return
-            if not self.next:
-                self.next = self.every_fault()
-                self.chance.shuffle(self.next)
-            fault, subject = self.next.pop()
-            if subject in self.busy:
-                self.next.insert(0, (fault, subject))
-                continue
-            await self.make(fault, subject)
+            await self.make(*self.choose())
+
+    def choose(self):
+        """Takes the next fault with a part that is not failing already. If there is none, the next round begins."""
+        while True:
+            for place, (fault, subject) in enumerate(self.next):
+                if subject not in self.busy:
+                    del self.next[place]
+                    return fault, subject
+            every = self.every_fault()
+            self.next += self.chance.sample(every, len(every))
 
     async def make(self, fault, subject):
         """Makes a part fail that is not failing already."""

@@ -35,14 +35,15 @@ export function useFeed(): { feed: Feed; threadId: string } {
 
 /**
  * Cancels what runs and waits on a thread. The hook's own `stop` knows only the runs that it has started, and it would not
- * follow the end of the run. The messages that wait in the hook are not sent when the run has ended.
+ * follow the end of the run.
  */
 async function cancelRuns(threadId: string): Promise<void> {
   const { runs } = sdk();
   // What waits would begin as soon as the run that works has ended.
   for (const status of ["pending", "running"] as const) {
     const found = await runs.list(threadId, { status, limit: 100 });
-    await Promise.all(found.map((run) => runs.cancel(threadId, run.run_id)));
+    // A run that has ended meanwhile cannot be cancelled. The others are.
+    await Promise.allSettled(found.map((run) => runs.cancel(threadId, run.run_id)));
   }
 }
 
@@ -131,6 +132,7 @@ function Connected({ threadId, assistantId, first, onFirst, children, onForeignR
     say: (text) => void stream.submit({ messages: [{ type: "human", content: text }] }, { multitaskStrategy: "enqueue" }),
     goOn: (checkpointId) => stream.submit(null, checkpointId ? { forkFrom: checkpointId } : {}),
     stop: () => {
+      // The hook would send them when the run has ended.
       void queue.clear();
       void cancelRuns(threadId);
     },

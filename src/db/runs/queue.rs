@@ -13,20 +13,31 @@ use crate::domain::time::Timestamp;
 pub struct QueueDepth {
     /// The number of pending runs that are due. Those that wait for an answer of a human are left out.
     pub due: u64,
-    /// The time since which the oldest of those has been due that wait for nothing but a server: no run of their thread is
+    /// The time since which the oldest of those has waited for nothing but a server: it is due, and no run of its thread is
     /// at work or goes first.
     pub oldest: Option<Timestamp>,
     /// The number of running runs.
     pub running: u64,
 }
 
+/// The query for the time since which the oldest run has waited for a server: it is due, and the last run of its thread has
+/// ended. Only the hundred runs that became due first are compared, since the queue may be long.
+const OLDEST: &str = concatcp!(
+    "select min(case when waiting.free_at > waiting.due_at then waiting.free_at else waiting.due_at end) \
+     from (select due_at, (select former.updated_at from runs former where former.thread_id = runs.thread_id \
+     and former.depth = 0 and former.first_seq is not null order by former.first_seq desc limit 1) as free_at \
+     from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
+    MAY_BEGIN,
+    " order by due_at, run_id limit 100) waiting"
+);
+
 /// Counts the due and the running runs at `now`. Finds them by two partial indexes: pending and running runs.
 pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<QueueDepth> {
     const SQL: &str = concatcp!(
         "select (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
         str_replace!(NO_QUESTION, "{run}", "runs"),
-        ") as due, (select min(due_at) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
-        MAY_BEGIN,
+        ") as due, (",
+        OLDEST,
         ") as oldest, (select count(*) from runs where depth = 0 and status = 'running') as running"
     );
     let (due, oldest, running): (i64, Option<i64>, i64) =

@@ -19,6 +19,7 @@ on_both!(
     the_first_write_of_a_request_stores_its_entries,
     an_entry_is_stored_once,
     an_entry_is_read_as_it_was_stored,
+    the_database_refuses_to_change_an_entry,
     a_refused_write_leaves_its_entry_to_the_next,
     an_entry_of_a_refused_job_is_not_lost,
     a_write_whose_entry_cannot_be_stored_is_rolled_back,
@@ -147,6 +148,24 @@ async fn an_entry_is_read_as_it_was_stored(db: Db) {
     let found = read!(db, |tx| audit::search(tx, &wanted, 1 << 20)).into_items();
     entries.reverse();
     assert_eq!(found, entries);
+}
+
+async fn the_database_refuses_to_change_an_entry(db: Db) {
+    const SQL: &str = "update audit set user_id = 'another'";
+    let stored = entry();
+    let expected = stored.clone();
+    write!(db, |tx| audit::insert(tx, &stored));
+    let change = db.write(|tx| {
+        Box::pin(async move {
+            on_engine!(tx, |conn| raw_sql(SQL).execute(conn).await.map(drop))?;
+            DbResult::Ok(())
+        })
+    });
+    let changed: DbResult<()> = change.await;
+    assert!(changed.is_err(), "{changed:?}");
+    let wanted = search_for_all();
+    let found = read!(db, |tx| audit::search(tx, &wanted, 1 << 20)).into_items();
+    assert_eq!(found, [expected]);
 }
 
 async fn a_refused_write_leaves_its_entry_to_the_next(db: Db) {

@@ -530,7 +530,8 @@ async fn due_and_running_runs_are_counted(db: Db) {
             running: 0
         }
     );
-    write!(db, |tx| runs::claim(tx, a, WorkerId::mint(), Timestamp(10)));
+    let worker = WorkerId::mint();
+    let claim = write!(db, |tx| runs::claim(tx, a, worker, Timestamp(10))).expect("a claim");
     assert_eq!(
         queue(1000).await,
         runs::QueueDepth {
@@ -539,6 +540,26 @@ async fn due_and_running_runs_are_counted(db: Db) {
             running: 1
         },
         "no server can begin the second run of the first thread"
+    );
+    let fence = claim.fence;
+    let begun = runs::RunRowUpdate {
+        seq: Some(1),
+        ..runs::RunRowUpdate::at(Timestamp(600))
+    };
+    write!(db, |tx| runs::end_fenced(
+        tx,
+        holder(a, worker, fence),
+        end_with(RunStatus::Success, None),
+        begun
+    ));
+    assert_eq!(
+        queue(1000).await,
+        runs::QueueDepth {
+            due: 2,
+            oldest: Some(Timestamp(600)),
+            running: 0
+        },
+        "the second run was due earlier, but its thread was not free"
     );
 }
 

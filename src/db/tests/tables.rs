@@ -119,7 +119,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 71] = [
+const SEARCHES: [(&str, &str); 72] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",
@@ -303,6 +303,11 @@ const SEARCHES: [(&str, &str); 71] = [
     (
         "select run_id, first_seq from runs where thread_id = {id} and depth = 0 and first_seq <= 5 \
          order by first_seq desc limit 1",
+        "runs_by_first_seq",
+    ),
+    (
+        "select former.updated_at from runs former where former.thread_id = {id} and former.depth = 0 \
+         and former.first_seq is not null order by former.first_seq desc limit 1",
         "runs_by_first_seq",
     ),
     (

@@ -17,7 +17,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::run::RunStatus;
-use crate::domain::thread::ThreadStatus;
+use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -27,6 +27,7 @@ on_both!(
     a_job_whose_last_statement_fails_fails_alone,
     a_statement_sees_those_before_it,
     rows_that_are_read_later_are_those_of_their_statements,
+    nothing_is_stored_with_a_thread_whose_id_is_taken,
     nothing_is_stored_on_behalf_of_a_claim_that_is_lost,
     a_lost_claim_is_told_by_the_next_statement,
     a_row_that_is_not_found_is_no_lost_claim,
@@ -419,6 +420,39 @@ async fn rows_that_are_read_later_are_those_of_their_statements(db: Db) {
     assert_eq!(thread.map(|thread| thread.id), Some(id));
     let id = run.id;
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some());
+}
+
+async fn nothing_is_stored_with_a_thread_whose_id_is_taken(db: Db) {
+    alone_and_together(|n| {
+        let db = db.clone();
+        async move {
+            let first = thread_at(n);
+            let taken = first.id;
+            assert!(write!(db, |tx| threads::insert(tx, &first)));
+            let free = ThreadId::mint();
+            let is_taken = n % 2 == 0;
+            let second = Thread {
+                id: if is_taken { taken } else { free },
+                ..thread_at(n + 100)
+            };
+            let of_run = run_at(taken, n);
+            let run = of_run.id;
+            let written = db.write(move |tx| {
+                Box::pin(async move {
+                    runs::insert(tx, &of_run, None).await?;
+                    threads::insert_later(tx, &second).await
+                })
+            });
+            let written: DbResult<()> = written.await;
+            assert_eq!(matches!(written, Err(DbError::NoRow)), is_taken, "{written:?}");
+            assert_eq!(written.is_err(), is_taken, "{written:?}");
+            assert_eq!(read!(db, |tx| threads::find(tx, free)).is_none(), is_taken);
+            assert_eq!(read!(db, |tx| runs::get_by_id(tx, run)).is_none(), is_taken);
+            let stays = read!(db, |tx| threads::find(tx, taken)).expect("the first thread");
+            assert_eq!(stays.created_at, Timestamp(n));
+        }
+    })
+    .await;
 }
 
 /// Stores an event on behalf of a claim of a run.

@@ -92,11 +92,15 @@ impl Check<'_> {
         }
     }
 
-    /// Warns of policies in `list` that name tools that their agent, which has `tools`, lacks.
+    /// Warns of policies in `list` that name tools that their agent, which has `tools`, lacks. Tools of the program's own
+    /// policies are never reported: an agent may also inherit these.
     fn tools_of_policies(&mut self, list: &FieldPath, policies: &[Policy], tools: &BTreeSet<&str>) {
         for (at, policy) in policies.iter().enumerate() {
-            let named = policy.named_tools(&list.then(at)).into_iter();
-            for (field, tool) in named.filter(|(_, tool)| !is_among(tool, tools)) {
+            for (field, tool) in policy.named_tools(&list.then(at)) {
+                let mut registered = self.context.middleware.values();
+                if is_among(tool, tools) || registered.any(|other| other.tools.contains(tool)) {
+                    continue;
+                }
                 let known = suggestion(tool, tools.iter().copied(), "it has");
                 let message = format!("the agent has no tool `{tool}`, so that the name is without effect; {known}");
                 self.warn(&field, message);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::builtins::{ASK_USER, BACKGROUND, Builtin, FILES, SUMMARIZATION, TODOS};
+use super::super::builtins::{ASK_USER, BACKGROUND, Builtin, FILES, SUBAGENTS, SUMMARIZATION, TODOS};
 use super::super::{AgentDefinition, AgentSpec, SubagentDefinition, Workspace};
 
 /// Returns the tools of the main agent.
@@ -46,6 +46,13 @@ pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
 /// Adds the tools with which agents of a tree delegate. How deep they may is not considered.
 pub(super) fn with_delegation<'a>(mut tools: BTreeSet<&'a str>, agent: &AgentDefinition) -> BTreeSet<&'a str> {
     tools.insert("task");
+    if agent
+        .subagents
+        .iter()
+        .any(|subagent| subagent.use_instructions.is_some())
+    {
+        tools.extend(Builtin::tools_of(SUBAGENTS));
+    }
     if agent.background().next().is_some() {
         tools.extend(Builtin::tools_of(BACKGROUND));
     }

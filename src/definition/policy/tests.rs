@@ -211,8 +211,12 @@ fn what_nobody_can_hand_down_or_block_is_refused() {
 #[test]
 fn a_policy_that_names_a_tool_which_the_agent_lacks_is_reported() {
     let with_settings = || RegisteredPolicy::new(|_| Some(vec![]));
+    let own = RegisteredPolicy::default().with_tools(["own_tool".to_owned()]);
+    let mut middleware: BTreeMap<String, RegisteredPolicy> =
+        WITH_TOOLS.map(|(name, _)| (name.to_owned(), with_settings())).into();
+    middleware.insert("Own".to_owned(), own);
     let context = ValidationContext {
-        middleware: WITH_TOOLS.map(|(name, _)| (name.to_owned(), with_settings())).into(),
+        middleware,
         mcp_servers: ["docs".to_owned()].into(),
         ..context()
     };
@@ -225,8 +229,13 @@ fn a_policy_that_names_a_tool_which_the_agent_lacks_is_reported() {
     let fine = json!([{"name": "RubricMiddleware", "tools": ["read_file", "lookup", "docs/search", "docs/*"]},
         {"name": "LLMToolSelectorMiddleware", "always_include": ["task", "write_todos"]}, "TodoListMiddleware",
         {"name": "ToolCallLimitMiddleware", "tool": "docs/search"}, {"name": "ToolRetryMiddleware"},
-        {"name": "ContextEditingMiddleware", "exclude_tools": ["lookup"]}]);
+        {"name": "ContextEditingMiddleware", "exclude_tools": ["lookup", "own_tool"]}, "Own"]);
     assert_eq!(reported(fine, json!([])), [""; 0]);
+    let of_delegation = json!([{"name": "ToolCallLimitMiddleware", "tool": "get_task_instructions"}]);
+    let mut guided = json!([{"name": "reader", "description": "Reads what others have written."}]);
+    assert_eq!(reported(of_delegation.clone(), guided.clone()).len(), 1);
+    guided[0]["use_instructions"] = json!("Name the file.");
+    assert_eq!(reported(of_delegation, guided), [""; 0]);
     let wrong = json!([{"name": "LLMToolEmulator", "tools": ["lookup", "publish"]},
         {"name": "RubricMiddleware", "tools": ["store_get"]}, {"name": "ToolCallLimitMiddleware", "tool": "lokup"},
         {"name": "ToolRetryMiddleware", "tools": ["publish"]},

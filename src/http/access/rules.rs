@@ -158,7 +158,12 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::{Map, Value};
+
     use super::*;
+    use crate::http::access::UUIDS;
     use crate::http::openapi;
 
     #[test]
@@ -174,6 +179,22 @@ mod tests {
             }
         }
         assert!(checked > 70, "{checked} routes");
+    }
+
+    #[test]
+    fn the_variables_that_are_uuids_are_those_of_the_document() {
+        let document = serde_json::to_value(openapi::document()).expect("the document");
+        let paths = document["paths"].as_object().expect("paths");
+        let operations = paths.values().filter_map(Value::as_object).flat_map(Map::values);
+        let parameters = operations
+            .filter_map(|operation| operation["parameters"].as_array())
+            .flatten();
+        let is_uuid = |parameter: &&Value| parameter["in"] == "path" && parameter["schema"]["format"] == "uuid";
+        let named: BTreeSet<&str> = parameters
+            .filter(is_uuid)
+            .filter_map(|parameter| parameter["name"].as_str())
+            .collect();
+        assert_eq!(named, BTreeSet::from(UUIDS));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use http_body::{Frame, SizeHint};
 use hyper::rt::Executor;
 use hyper_util::rt::TokioExecutor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::IDLE_TIMEOUT;
 use crate::metrics::Metrics;
@@ -26,13 +26,39 @@ use crate::metrics::Metrics;
 /// The largest piece of a response over HTTP/2, in bytes. Only between two pieces it shows whether the client takes anything.
 const PIECE: usize = 64 * 1024;
 
+/// The time that a client has for taking anything.
+///
+/// The timer is made by the first wait. Later ones only set it to a later time, since a client that reads slowly makes its
+/// connection wait again and again.
+#[derive(Default)]
+struct WriteTimeout(Option<Pin<Box<Sleep>>>);
+
+impl WriteTimeout {
+    /// Begins the time anew.
+    fn restart(&mut self) {
+        match &mut self.0 {
+            Some(timer) => timer.as_mut().reset(Instant::now() + IDLE_TIMEOUT),
+            None => self.0 = Some(Box::pin(sleep(IDLE_TIMEOUT))),
+        }
+    }
+
+    /// Completes when the time is over. Without a start it never is.
+    fn poll_elapsed(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match &mut self.0 {
+            Some(timer) => timer.as_mut().poll(context),
+            None => Poll::Pending,
+        }
+    }
+}
+
 /// A connection whose writes fail when the client has taken nothing for [`IDLE_TIMEOUT`].
 ///
 /// A socket that is full takes more only when the client has read a good part of what is in it.
 pub(super) struct TimedWrites<S> {
     connection: S,
-    /// The time that is left for the write that waits; none while none waits.
-    timer: Option<Pin<Box<Sleep>>>,
+    /// True while a write waits.
+    is_waiting: bool,
+    timeout: WriteTimeout,
     peer: SocketAddr,
     metrics: Metrics,
 }
@@ -41,7 +67,8 @@ impl<S> TimedWrites<S> {
     pub(super) fn new(connection: S, peer: SocketAddr, metrics: Metrics) -> Self {
         Self {
             connection,
-            timer: None,
+            is_waiting: false,
+            timeout: WriteTimeout::default(),
             peer,
             metrics,
         }
@@ -50,12 +77,15 @@ impl<S> TimedWrites<S> {
     /// Returns the outcome of a write, or an error if it has waited for too long.
     fn in_time(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if written.is_ready() {
-            self.timer = None;
+            self.is_waiting = false;
             return written;
         }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(IDLE_TIMEOUT)));
-        ready!(timer.as_mut().poll(context));
-        self.timer = None;
+        if !self.is_waiting {
+            self.is_waiting = true;
+            self.timeout.restart();
+        }
+        ready!(self.timeout.poll_elapsed(context));
+        self.is_waiting = false;
         self.metrics.traffic().record_stalled();
         tracing::info!(peer = %self.peer, "a connection is closed: its client takes nothing");
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
@@ -152,7 +182,7 @@ impl StreamTasks {
     async fn until_stalled<W: Future>(self, work: W) {
         let mut work = pin!(work);
         let mut known = None;
-        let mut timer = Box::pin(sleep(IDLE_TIMEOUT));
+        let mut timeout = WriteTimeout::default();
         let ended = poll_fn(|context| {
             if work.as_mut().poll(context).is_ready() {
                 return Poll::Ready(());
@@ -164,9 +194,9 @@ impl StreamTasks {
             }
             if known != waiting {
                 known = waiting;
-                timer.set(sleep(IDLE_TIMEOUT));
+                timeout.restart();
             }
-            ready!(timer.as_mut().poll(context));
+            ready!(timeout.poll_elapsed(context));
             self.metrics.traffic().record_stalled();
             tracing::info!(peer = %self.peer, "a stream is reset: its client takes nothing");
             Poll::Ready(())
@@ -244,7 +274,6 @@ impl HttpBody for BodyInPieces {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-    use tokio::time::Instant;
 
     use super::*;
     use crate::domain::time::Timestamp;

@@ -368,7 +368,7 @@ impl<'a> AgentCall<'a> {
             structured["answer"] = answer.unwrap_or_else(|| json!(text));
         }
         if !pending.is_empty() {
-            structured["interrupts"] = pending.iter().map(shown).collect();
+            structured["interrupts"] = pending.iter().map(interrupt_json).collect();
         }
         let content = vec![ContentBlock::text(text), ContentBlock::text(ids)];
         let mut result = match is_done || !pending.is_empty() {

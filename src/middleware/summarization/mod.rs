@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::model_call::ask_model;
 use super::{Contribution, Middleware, MiddlewareModel, ModelAnswer, ModelWithSettings, NextModel};
-use crate::definition::{SummarizationSettings, builtins};
+use crate::definition::{SummarizationSettings, builtins, is_about_answers};
 use crate::domain::background::NOTIFICATION;
 use crate::domain::graph::Field;
 use crate::domain::machine::Failure;
@@ -555,7 +555,6 @@ impl Middleware for Summarization {
 /// Returns the models that write the summaries without the settings of the form of an answer, which concern the answers of
 /// agents, and with room for a summary: at least this number of tokens.
 fn for_summaries(model: &MiddlewareModel, least_output: u64) -> MiddlewareModel {
-    let is_about_answers = |name: &str| matches!(name, "response_format" | "stop" | "format");
     let with_room = |(name, value): (String, Value)| {
         let most = value
             .as_u64()

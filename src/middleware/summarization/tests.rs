@@ -469,7 +469,8 @@ fn an_earlier_summary_leaves_room_for_later_messages_in_every_script() {
 
 #[test]
 fn a_summary_has_room_where_the_answers_of_the_agent_are_short() {
-    let settings = json!({"max_tokens": 300, "max_completion_tokens": 9_000, "stop": ["x"], "temperature": 0});
+    let settings = json!({"max_tokens": 300, "max_completion_tokens": 9_000, "stop": ["x"], "temperature": 0,
+        "text": {"format": {"type": "json_object"}}});
     let own = ModelWithSettings {
         model: Ok(Arc::new(Scripted::new("lab"))),
         settings: settings.as_object().cloned().expect("settings"),

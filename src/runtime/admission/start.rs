@@ -339,9 +339,10 @@ fn check_assistant(
     let resolved = resolved?;
     let assistant = &resolved.assistant;
     let facts = facts_of(assistant);
-    let resource = ResourceRef::Assistant(assistant.id);
-    let decided = check_access(core, caller, Action::AssistantsRead, &facts, resource);
-    decided.map_err(|_| {
+    let action = Action::AssistantsRead;
+    let decided = access::decide(core, caller, action, &facts);
+    decided.map_err(|denial| {
+        record_denial(core, caller, action, ResourceRef::Assistant(assistant.id), &denial);
         let agents = core.registry.agents_of(&caller.tenant);
         StartError::NoAssistant(match wanted {
             // The same as for a name that no tenant has.
@@ -380,17 +381,9 @@ pub(in crate::runtime) fn check_tenant(
     })
 }
 
-/// Decides about a resource that a request names, and records a refusal.
-fn check_access(
-    core: &Arc<Core>,
-    caller: &Identity,
-    action: Action,
-    facts: &ResourceFacts,
-    resource: ResourceRef,
-) -> Result<(), Denial> {
-    access::decide(core, caller, action, facts).inspect_err(|denial| {
-        audit::record_refusal(core, caller, action, resource.to_string(), &denial.policies);
-    })
+/// Records that a caller was refused.
+fn record_denial(core: &Arc<Core>, caller: &Identity, action: Action, resource: ResourceRef, denial: &Denial) {
+    audit::record_refusal(core, caller, action, resource.to_string(), &denial.policies);
 }
 
 /// Returns whether a run works on behalf of its caller. An approver of another user's thread decides, and the agent
@@ -423,12 +416,11 @@ async fn check_thread(tx: &mut Tx<'_>, thread: &Thread, new_run: &NewRun, core: 
         }
         Some(_) | None => false,
     };
-    let facts = ResourceFacts {
-        is_assigned,
-        ..access::facts_of_thread(tx, core, caller, action, thread).await?
-    };
-    let decided = check_access(core, caller, action, &facts, ResourceRef::Thread(thread.id));
-    decided.map_err(|denial| refusal(&denial, action, thread.id))
+    let decided = access::decide_about_thread(tx, core, caller, action, thread, is_assigned).await?;
+    decided.map_err(|denial| {
+        record_denial(core, caller, action, ResourceRef::Thread(thread.id), &denial);
+        refusal(&denial, action, thread.id)
+    })
 }
 
 /// Returns the refusal of a run because of a denial on its thread.
@@ -465,8 +457,7 @@ pub(in crate::runtime) fn refuse_assistant_by_policies(
     let Some(denial) = access::denial_by_policies(core, user, action, &facts) else {
         return Ok(());
     };
-    let resource = ResourceRef::Assistant(assistant.id);
-    audit::record_refusal(core, user, action, resource.to_string(), &denial.policies);
+    record_denial(core, user, action, ResourceRef::Assistant(assistant.id), &denial);
     Err(StartError::NoAssistant(assistant.id.to_string()))
 }
 
@@ -487,12 +478,10 @@ pub(in crate::runtime) async fn refuse_by_policies(
     action: Action,
     core: &Arc<Core>,
 ) -> Result<(), StartError> {
-    let facts = access::facts_of_thread(tx, core, user, action, thread).await?;
-    let Some(denial) = access::denial_by_policies(core, user, action, &facts) else {
+    let Some(denial) = access::denial_about_thread(tx, core, user, action, thread).await? else {
         return Ok(());
     };
-    let resource = ResourceRef::Thread(thread.id);
-    audit::record_refusal(core, user, action, resource.to_string(), &denial.policies);
+    record_denial(core, user, action, ResourceRef::Thread(thread.id), &denial);
     Err(refusal(&denial, action, thread.id))
 }
 

@@ -354,6 +354,7 @@ fn refusal_text(error: &StartError) -> String {
         | StartError::NoAssistant(_)
         | StartError::NoAgent { .. }
         | StartError::ModelNotAllowed(_)
+        | StartError::PriorityNotAllowed
         | StartError::NoCheckpoint(_)
         | StartError::Busy
         | StartError::QueueFull(_)

@@ -200,6 +200,7 @@ impl Interrupts {
             Err(
                 StartError::NoThread(_)
                 | StartError::ForbiddenByPolicy(_)
+                | StartError::PriorityNotAllowed
                 | StartError::NoCheckpoint(_)
                 | StartError::QuestionPending(_)
                 | StartError::NoOpenInterrupt

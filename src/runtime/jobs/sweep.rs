@@ -22,7 +22,8 @@ use crate::runtime::sweeper::sweep_copies;
 
 /// The most threads that one query returns, and the most other rows that one transaction deletes.
 const AT_ONCE: i64 = 100;
-/// The most threads that one sweep passes over, since they could not be swept in time.
+/// The most threads that one sweep passes over, since they could not be swept in time. Each of them takes the time of the
+/// writer. The sweep of other data goes on behind further ones, too.
 const MOST_PASSED: usize = 3;
 /// The lease of a claim. Another process may start before this one is done, which does no harm.
 const LEASE: Duration = Duration::from_secs(600);
@@ -149,8 +150,11 @@ where
                 write.await?;
                 gone += 1;
             }
-            Err(error) if is_of_thread(&error) && passed.len() < MOST_PASSED => {
+            Err(error) if is_of_thread(&error) => {
                 tracing::warn!(%thread, %error, "a thread could not be swept, and the next sweep tries it again");
+                if passed.len() == MOST_PASSED {
+                    break;
+                }
                 passed.push(thread);
             }
             Err(error) => return Err(error),

@@ -16,8 +16,8 @@ use crate::tool::Scope;
 
 /// The maximum duration of a search.
 pub(super) const MAX_SEARCH: Duration = Duration::from_secs(10);
-/// The number of paths that are compared with a pattern at a stretch.
-const COMPARED_AT_ONCE: usize = 64;
+/// The time after which a comparison of paths with a pattern lets other work go on.
+const LONGEST_STRETCH: Duration = Duration::from_millis(1);
 /// The maximum length of a line in a result of `grep`, in characters.
 pub(in crate::tool) const MAX_LINE_CHARS: usize = 1_000;
 /// The number of characters that are shown of a longer line before the text that was found, less one.
@@ -411,14 +411,17 @@ impl FileQuery {
     /// others.
     pub(super) async fn admitted(&self, paths: Vec<String>, mut stop: Option<SearchStop>) -> FoundPaths {
         let mut admitted = vec![];
-        for (at, path) in paths.into_iter().enumerate() {
-            if at % COMPARED_AT_ONCE == COMPARED_AT_ONCE - 1 {
-                // Patterns may take long, and the thread has other work.
-                tokio::task::yield_now().await;
-            }
-            if self.is_over() {
+        let mut stretch_ends = Instant::now() + LONGEST_STRETCH;
+        for path in paths {
+            let now = Instant::now();
+            if now >= self.deadline {
                 stop = Some(SearchStop::Time);
                 break;
+            }
+            if now >= stretch_ends {
+                // A pattern of many parts may take long with a single path, and the thread has other work.
+                tokio::task::yield_now().await;
+                stretch_ends = Instant::now() + LONGEST_STRETCH;
             }
             if self.admits(&path) {
                 admitted.push(path);

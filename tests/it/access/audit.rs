@@ -15,11 +15,14 @@ on_both_engines! {
     a_change_is_recorded_with_its_caller_and_resource,
     a_refusal_is_recorded,
     a_copy_of_a_thread_is_recorded,
+    a_refusal_is_recorded_whatever_characters_the_path_has,
+    a_thread_has_one_name_in_the_audit_however_its_id_is_spelled,
     a_request_for_an_assistant_of_another_tenant_is_recorded,
     the_decisions_of_an_approval_are_recorded_without_their_contents,
     only_admins_of_the_tenant_read_the_audit,
     the_audit_is_read_in_pages_and_as_json_lines,
     threads_that_are_pruned_are_named,
+    the_thread_of_runs_that_a_request_lists_is_named,
     a_new_key_is_named_with_its_rights,
     an_entry_is_durable_before_the_response,
     a_request_that_fails_after_it_was_allowed_is_recorded,
@@ -88,6 +91,34 @@ async fn a_refusal_is_recorded(server: TestServer) {
         seen,
         ["threads:update", "threads:create_run", "audit:read", "threads:read"]
     );
+}
+
+async fn a_refusal_is_recorded_whatever_characters_the_path_has(server: TestServer) {
+    let keys = server.is_protected().await;
+    keys.client("ann").delete("/users/a%00b").await.refused(403);
+    let root = keys.client("root");
+    let invalid = root.delete("/users/a%00b").await.refused(422);
+    assert!(invalid.contains("user_id: contains the character U+0000"), "{invalid}");
+    let found = entries(&root, "action=users:delete").await;
+    let seen: Vec<_> = found.iter().map(|entry| (&entry["user"], &entry["outcome"])).collect();
+    assert_eq!(
+        seen,
+        [(&json!("root"), &json!("allowed")), (&json!("ann"), &json!("denied"))]
+    );
+    assert_eq!(&found[0]["resource"], "user:a\u{fffd}b");
+}
+
+async fn a_thread_has_one_name_in_the_audit_however_its_id_is_spelled(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let spellings: [fn(&str) -> String; 2] = [str::to_uppercase, |id| id.replace('-', "")];
+    for spelled in spellings {
+        let thread = ann.thread().await;
+        ann.delete(&format!("/threads/{}", spelled(&thread))).await.ok();
+        let query = format!("action=threads:delete&resource=thread:{thread}");
+        let found = entries(&keys.client("root"), &query).await;
+        assert_eq!(found.len(), 1, "{found:?}");
+    }
 }
 
 async fn a_request_for_an_assistant_of_another_tenant_is_recorded(server: TestServer) {
@@ -171,6 +202,19 @@ async fn threads_that_are_pruned_are_named(server: TestServer) {
         assert_eq!(found[0]["user"], "ann");
         assert_eq!(found[0]["outcome"], outcome);
     }
+}
+
+async fn the_thread_of_runs_that_a_request_lists_is_named(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let thread = ann.thread().await;
+    let body = json!({"thread_id": thread, "run_ids": [thread]});
+    // There is no such run, but the thread is ann's.
+    ann.post("/runs/cancel", body).await.refused(404);
+    let query = format!("action=threads:update&resource=thread:{thread}");
+    let found = entries(&keys.client("root"), &query).await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(&found[0]["outcome"], "allowed");
 }
 
 async fn a_new_key_is_named_with_its_rights(server: TestServer) {

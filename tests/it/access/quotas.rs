@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
+use super::tenants::values_of;
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
 use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgres, script};
@@ -481,6 +482,24 @@ async fn only_developers_operators_and_admins_give_priorities(server: TestServer
             .expect("a text")
             .starts_with("priority: ")
     );
+    let cron = |priority: i64| {
+        let mut body = with(priority);
+        body["schedule"] = json!("0 0 1 1 *");
+        body
+    };
+    keys.client("ann").post("/runs/crons", cron(1)).await.refused(403);
+    let created = keys.client("ann").post("/runs/crons", cron(0)).await.ok();
+    let id = created["cron_id"].as_str().expect("an id");
+    let path = format!("/runs/crons/{id}");
+    let more_urgent = json!({"priority": 1});
+    keys.client("ann").patch(&path, more_urgent).await.refused(403);
+    let denied = keys.client("root").get("/audit?user=ann&outcome=denied").await.ok();
+    assert_eq!(
+        values_of(&denied, "action"),
+        ["crons:update", "crons:create", "threads:create_run"]
+    );
+    let named = format!("cron:{id}");
+    assert_eq!(values_of(&denied, "resource"), [named.as_str(), "", ""]);
     assert_eq!(keys.client("ann").post("/runs/wait", with(0)).await.status, 200);
     for name in ["operator", "root"] {
         assert_eq!(keys.client(name).post("/runs/wait", with(9)).await.status, 200);

@@ -33,6 +33,7 @@ on_both_engines! {
     an_mcp_server_has_a_connection_for_each_tenant_with_headers,
     a_webhook_is_signed_with_the_secret_of_the_tenant,
     a_page_acts_only_for_users_of_its_tenant,
+    a_request_from_the_page_of_another_tenant_is_in_the_audit,
     a_host_name_serves_only_its_tenant,
 }
 
@@ -496,6 +497,28 @@ async fn a_page_acts_only_for_users_of_its_tenant(server: TestServer) {
     }
     let evil = with_header(&keys.client("ann"), Method::POST, "origin", "https://evil.example").await;
     evil.refused(403);
+}
+
+async fn a_request_from_the_page_of_another_tenant_is_in_the_audit(server: TestServer) {
+    let keys = restricted(&server, "cors_origins = [\"https://acme.example\"]").await;
+    let ann = keys.client("ann");
+    for method in [Method::GET, Method::POST] {
+        let answer = with_header(&ann, method, "origin", "http://localhost:3000").await;
+        answer.refused(403);
+    }
+    let thread = ann.thread().await;
+    let deletion = ann.request(Method::DELETE, &format!("/threads/{thread}"));
+    let answer = reply(deletion.header("origin", "http://localhost:3000")).await;
+    answer.refused(403);
+    let found = keys.client("root").get("/audit?outcome=denied&user=ann").await.ok();
+    assert_eq!(
+        values_of(&found, "action"),
+        ["threads:delete", "threads:search", "assistants:read"]
+    );
+    let named = format!("thread:{thread}");
+    assert_eq!(values_of(&found, "resource"), [named.as_str(), "", "assistant:agent"]);
+    assert_eq!(found[0]["detail"], json!({"reason": "foreign_origin"}));
+    assert_eq!(found[0]["address"], "127.0.0.1");
 }
 
 async fn a_host_name_serves_only_its_tenant(server: TestServer) {

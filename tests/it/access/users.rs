@@ -4,6 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::encryption::{MARKER, converses, is_stored, of_type};
+use super::tenants::values_of;
 use crate::support::client::{Client, reply};
 use crate::support::{Human, TestServer, eventually, lookup, on_both_engines, script};
 
@@ -12,6 +13,7 @@ on_both_engines! {
     exported_events_have_the_fields_that_are_empty,
     an_admin_deletes_a_user_whose_run_is_at_work,
     a_deleted_user_leaves_nothing_in_the_database,
+    who_erases_entries_of_the_audit_is_named_in_it,
     a_user_of_another_tenant_keeps_everything,
     users_neither_export_nor_delete,
     without_authentication_there_are_no_users,
@@ -146,6 +148,17 @@ async fn a_deleted_user_leaves_nothing_in_the_database(server: TestServer) {
     assert!(!is_stored(&server, MARKER).await);
     server.is_stopped_and_started_again().await;
     assert!(bob.state().await.to_string().contains("said-by-bob"));
+}
+
+async fn who_erases_entries_of_the_audit_is_named_in_it(server: TestServer) {
+    let root = server.is_protected().await.client("root");
+    root.thread().await;
+    for times in 1..=2 {
+        root.delete("/users/root?audit=true").await.ok();
+        let left = root.get("/audit?user=root").await.ok();
+        assert_eq!(values_of(&left, "action"), vec!["users:delete"; times]);
+        assert_eq!(values_of(&left, "resource"), vec!["user:root"; times]);
+    }
 }
 
 async fn a_user_of_another_tenant_keeps_everything(server: TestServer) {

@@ -72,19 +72,25 @@ async fn each_mode_of_tls_refuses_what_it_has_to() {
     };
     let url =
         |host: &str, mode: &str, authority: &str| postgres.url("admin", host, &postgres.parameters(mode, authority));
-    for (url, reason) in [
-        (url("localhost", "verify-full", "other-ca"), "certificate"),
-        (url("localhost", "verify-ca", "other-ca"), "certificate"),
-        (url("127.0.0.1", "verify-full", "ca"), "not valid for name"),
-        (url("localhost", "disable", "ca"), "no encryption"),
-        (postgres.url("admin", "localhost", "sslmode=verify-full"), "certificate"),
+    let certificate = "correct `sslmode` and `sslrootcert` in [storage]";
+    for (url, reason, advice) in [
+        (url("localhost", "verify-full", "other-ca"), "certificate", certificate),
+        (url("localhost", "verify-ca", "other-ca"), "certificate", certificate),
+        (url("127.0.0.1", "verify-full", "ca"), "not valid for name", certificate),
+        (url("localhost", "disable", "ca"), "no encryption", "or `sslmode` there"),
+        (
+            postgres.url("admin", "localhost", "sslmode=verify-full"),
+            "certificate",
+            certificate,
+        ),
         (
             postgres.url("admin", "localhost", "sslmode=verify-full&sslrootcert=/no/such.pem"),
             "No such file",
+            "correct the path in [storage]",
         ),
     ] {
         let error = refusal(&url).await;
-        assert!(error.contains(reason), "{url}: {error}");
+        assert!(error.contains(reason) && error.contains(advice), "{url}: {error}");
     }
     for url in [
         url("127.0.0.1", "verify-ca", "ca"),
@@ -127,7 +133,11 @@ async fn a_server_whose_role_may_not_create_tables_serves_after_a_migration() {
         postgres.executes(roles.to_owned()).await;
         let url = |role: &str| postgres.url(role, "localhost", "sslmode=require");
         let error = refusal(&url("serving")).await;
-        assert!(error.contains("permission denied"), "{error}");
+        assert!(
+            error.contains("permission denied")
+                && error.contains("run `adjutant migrate` as the role that owns the tables"),
+            "{error}"
+        );
         // Rights for the tables of later releases, too: a migration makes tables, and nobody grants anything after it.
         for rights in ["select, insert, update, delete on tables", "usage on sequences"] {
             let sql = format!("alter default privileges for role owner in schema public grant {rights} to serving");

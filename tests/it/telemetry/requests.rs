@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::client::reply;
-use crate::support::{TestServer, mail, script, without_postgres};
+use crate::support::{Human, TestServer, mail, script, without_postgres};
 
 const ID: &str = "order-66:a/b";
 
@@ -13,8 +13,10 @@ without_postgres! {
     a_request_without_a_usable_id_gets_one,
     web_pages_may_read_the_request_id,
     the_access_log_has_a_line_for_each_request,
+    the_access_log_names_the_caller_of_a_refused_request,
     the_lines_of_a_request_have_its_id,
     there_is_no_access_log_by_default,
+    the_line_about_the_end_of_a_run_names_its_user,
 }
 
 async fn a_request_id_is_echoed_on_every_response(server: TestServer) {
@@ -109,6 +111,21 @@ async fn the_access_log_has_a_line_for_each_request(server: TestServer) {
     assert!(!text.contains("the-secret-ticket") && !text.contains("platypus"));
 }
 
+async fn the_access_log_names_the_caller_of_a_refused_request(server: TestServer) {
+    server.is_reconfigured("[log]\n", "[log]\naccess = true\n").await;
+    let pages = "[tenants.acme]\ncors_origins = [\"https://acme.example\"]\n";
+    let keys = server.is_protected_with("", pages).await;
+    server.moves_into_a_process().await;
+    let request = keys.client("ann").request(Method::GET, "/auth/me");
+    let request = request.header("origin", "http://localhost:3000");
+    reply(request.header("x-request-id", "one")).await.refused(403);
+    server.log().gets_one_of(&["\"request_id\":\"one\""]).await;
+    let line = &lines(&server, "one")[0]["fields"];
+    assert_eq!(line["status"], 403);
+    assert_eq!(&line["user"], &json!("ann"));
+    assert_eq!(&line["tenant"], &json!("acme"));
+}
+
 async fn the_lines_of_a_request_have_its_id(server: TestServer) {
     server.moves_into_a_process().await;
     let alice = server.human("agent").await;
@@ -137,4 +154,19 @@ async fn there_is_no_access_log_by_default(server: TestServer) {
     assert_eq!(reply(request).await.header("x-request-id"), Some("one"));
     server.is_stopped().await;
     assert!(!server.log().text().contains("adjutant::access"));
+}
+
+async fn the_line_about_the_end_of_a_run_names_its_user(server: TestServer) {
+    let keys = server.is_protected().await;
+    server.moves_into_a_process().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    ann.says(script().says("hello")).await;
+    server.log().gets_one_of(&["run ended"]).await;
+    let text = server.log().text();
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let ended: Vec<Value> = lines.filter(|line| line["fields"]["message"] == "run ended").collect();
+    assert_eq!(ended.len(), 1, "{ended:#?}");
+    assert_eq!(&ended[0]["fields"]["thread"], &json!(ann.thread));
+    assert_eq!(&ended[0]["fields"]["user"], &json!("ann"));
+    assert_eq!(&ended[0]["fields"]["tenant"], &json!("acme"));
 }
