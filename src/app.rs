@@ -364,7 +364,7 @@ async fn agent_sources(
 
 /// Starts an essential task, which works for the server itself.
 fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-    let task = RowAccess::Server.scope(task);
+    let task = RowAccess::Server.scope(task.boxed());
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
 

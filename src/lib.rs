@@ -155,9 +155,9 @@
 //! `openapi/` anew. The compaction of a thread, in `http/compaction.rs`, is one.
 //!
 //! **a table**: a new file in `migrations/sqlite/` and in `migrations/postgres/`, there with a policy for the rows of
-//! tenants; one file of functions in `db/`; its lines in `db/erasure.rs`, if it is about users, and in
-//! `db/sealing/rekey.rs`, if it holds secrets; its name in `db/tests/tables.rs`, and a test on both engines. The servers of
-//! the former release go on with the new tables until an upgrade is finished. `db/mcp_logins.rs` is one.
+//! tenants; one file of functions in `db/`, with its rows in `from_row!`; its lines in `db/erasure.rs`, if it is about users,
+//! and in `db/sealing/rekey.rs`, if it holds secrets; its name in `db/tests/tables.rs`, and a test on both engines. The
+//! servers of the former release go on with the new tables until an upgrade is finished. `db/mcp_logins.rs` is one.
 
 #![cfg_attr(
     test,

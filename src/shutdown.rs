@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -139,6 +140,16 @@ impl Shutdown {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
+        self.spawn_boxed(name, Box::pin(future))
+    }
+
+    /// Starts a task like [`Shutdown::spawn`]. The code of tokio that runs a task is compiled for each type of future:
+    /// those with the same output have one type here.
+    fn spawn_boxed<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        future: BoxFuture<'static, T>,
+    ) -> JoinHandle<Option<T>> {
         let hard = self.hard.clone();
         self.start(async move {
             match run_guarded(&hard, future).await {
@@ -162,12 +173,17 @@ impl Shutdown {
         F: Future<Output = Result<(), E>> + Send + 'static,
         E: fmt::Display + Send + 'static,
     {
+        let future = async move { future.await.map_err(|error| error.to_string()) };
+        self.spawn_essential_boxed(name, Box::pin(future));
+    }
+
+    fn spawn_essential_boxed(&self, name: &'static str, future: BoxFuture<'static, Result<(), String>>) {
         let shutdown = self.clone();
         let watched = async move {
             let reason = match run_guarded(&shutdown.hard, future).await {
                 End::Done(Ok(())) if shutdown.soft.is_cancelled() => return,
                 End::Done(Ok(())) => "it ended without an error".to_owned(),
-                End::Done(Err(error)) => error.to_string(),
+                End::Done(Err(error)) => error,
                 End::Panicked(reason) => format!("it panicked: {reason}"),
                 End::Dropped => return,
             };

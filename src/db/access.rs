@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
+use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership, ResourceFacts};
 use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId};
@@ -30,15 +31,38 @@ fn tenant_of_server() -> String {
     Ownership::of_server().tenant.into()
 }
 
-/// The columns of a resource that decide about access.
-#[derive(sqlx::FromRow)]
-struct FactsRow {
-    tenant: String,
-    owner: String,
-    metadata: Option<String>,
-    /// Only assistants have it.
-    #[sqlx(default)]
-    graph_id: Option<String>,
+from_row! {
+    /// The columns of a resource that decide about access.
+    struct FactsRow {
+        tenant: String,
+        owner: String,
+        metadata: Option<String>,
+    }
+}
+
+from_row! {
+    /// The columns of an assistant that decide about access.
+    struct AssistantFactsRow {
+        graph_id: String,
+        ..facts: FactsRow,
+    }
+}
+
+/// Returns the facts in the columns of a resource, which is a row of `table`.
+fn facts_of(row: FactsRow, table: &'static str, id: Uuid) -> ResourceFacts {
+    let cell = ColumnRef {
+        table,
+        column: "metadata",
+        id: &id,
+    };
+    // Metadata that cannot be read share nothing.
+    let metadata = row.metadata.map(|text| cell.decode_or_log::<Map<String, Value>>(&text));
+    ResourceFacts {
+        ownership: ownership(row.tenant, row.owner),
+        is_unreadable: metadata == Some(None),
+        metadata: metadata.flatten().unwrap_or_default(),
+        ..ResourceFacts::default()
+    }
 }
 
 /// Reads the facts of a resource by one statement.
@@ -49,23 +73,7 @@ async fn find_facts(
     id: Uuid,
 ) -> DbResult<Option<ResourceFacts>> {
     let row: Option<FactsRow> = on_engine!(tx, |conn| query_as(sql).bind(id).fetch_optional(conn).await)?;
-    let read = |row: FactsRow| {
-        let cell = ColumnRef {
-            table,
-            column: "metadata",
-            id: &id,
-        };
-        // Metadata that cannot be read share nothing.
-        let metadata = row.metadata.map(|text| cell.decode_or_log::<Map<String, Value>>(&text));
-        ResourceFacts {
-            ownership: ownership(row.tenant, row.owner),
-            is_unreadable: metadata == Some(None),
-            metadata: metadata.flatten().unwrap_or_default(),
-            graph_id: row.graph_id,
-            ..ResourceFacts::default()
-        }
-    };
-    Ok(row.map(read))
+    Ok(row.map(|row| facts_of(row, table, id)))
 }
 
 /// Returns the facts about a thread, with its metadata if a rule for sharing needs them. A background task on another
@@ -108,7 +116,11 @@ pub async fn assistant_facts(tx: &mut Tx<'_>, id: AssistantId, with_metadata: bo
     const WITH_METADATA: &str =
         "select tenant, owner, cast(metadata as text) as metadata, graph_id from assistants where assistant_id = $1";
     let sql = if with_metadata { WITH_METADATA } else { PLAIN };
-    find_facts(tx, sql, "assistants", id.0).await
+    let row: Option<AssistantFactsRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
+    Ok(row.map(|row| ResourceFacts {
+        graph_id: Some(row.graph_id),
+        ..facts_of(row.facts, "assistants", id.0)
+    }))
 }
 
 /// Returns the facts about a cron. Crons cannot be shared, so their metadata are not read.

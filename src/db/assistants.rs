@@ -11,6 +11,7 @@ use super::access::{self, ScopedRows, push_scope};
 use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart, PageQuery};
+use super::row::from_row;
 use super::statement::LaterRows;
 use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership};
@@ -41,21 +42,22 @@ const SCOPED: ScopedRows = ScopedRows {
     by_other_index: false,
 };
 
-/// A row of either table.
-#[derive(sqlx::FromRow)]
-struct AssistantRow {
-    assistant_id: Uuid,
-    version: i64,
-    graph_id: String,
-    config: String,
-    context: String,
-    metadata: String,
-    name: String,
-    description: Option<String>,
-    created_at: i64,
-    updated_at: i64,
-    tenant: String,
-    owner: String,
+from_row! {
+    /// A row of either table.
+    struct AssistantRow {
+        assistant_id: Uuid,
+        version: i64,
+        graph_id: String,
+        config: String,
+        context: String,
+        metadata: String,
+        name: String,
+        description: Option<String>,
+        created_at: i64,
+        updated_at: i64,
+        tenant: String,
+        owner: String,
+    }
 }
 
 /// Returns a column of an assistant, or of one of its versions.

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable};
 use super::list_part::{ListBuilder, ListPart};
+use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
@@ -21,18 +22,19 @@ const TABLE: &str = "audit";
 const SELECT: &str = "\
     select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at from audit";
 
-#[derive(sqlx::FromRow)]
-struct AuditRow {
-    entry_id: Uuid,
-    tenant: String,
-    user_id: String,
-    credential: String,
-    action: String,
-    resource: String,
-    outcome: String,
-    address: Option<String>,
-    detail: String,
-    created_at: i64,
+from_row! {
+    struct AuditRow {
+        entry_id: Uuid,
+        tenant: String,
+        user_id: String,
+        credential: String,
+        action: String,
+        resource: String,
+        outcome: String,
+        address: Option<String>,
+        detail: String,
+        created_at: i64,
+    }
 }
 
 impl TryFrom<AuditRow> for AuditEntry {

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
+use super::row::from_row;
 use super::runs::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE, NO_QUESTION};
 use super::statement::LaterRows;
 use super::{DbResult, Tx};
@@ -23,26 +24,27 @@ const SELECT: &str = "\
 
 pub mod remote;
 
-#[derive(sqlx::FromRow)]
-struct TaskRow {
-    task_id: Uuid,
-    parent_thread: Uuid,
-    parent_run: Uuid,
-    parent_assistant: Uuid,
-    call_id: String,
-    agent_name: String,
-    graph_id: String,
-    url: Option<String>,
-    ancestry: String,
-    notify: bool,
-    watched: bool,
-    told_run: Option<Uuid>,
-    created_at: i64,
-    seen: Option<String>,
-    unwanted: Option<bool>,
-    attempts: Option<i32>,
-    lost_since: Option<i64>,
-    version: Option<i64>,
+from_row! {
+    struct TaskRow {
+        task_id: Uuid,
+        parent_thread: Uuid,
+        parent_run: Uuid,
+        parent_assistant: Uuid,
+        call_id: String,
+        agent_name: String,
+        graph_id: String,
+        url: Option<String>,
+        ancestry: String,
+        notify: bool,
+        watched: bool,
+        told_run: Option<Uuid>,
+        created_at: i64,
+        seen: Option<String>,
+        unwanted: Option<bool>,
+        attempts: Option<i32>,
+        lost_since: Option<i64>,
+        version: Option<i64>,
+    }
 }
 
 impl TryFrom<TaskRow> for TaskRecord {

@@ -22,6 +22,7 @@ use sqlx::{QueryBuilder, query, query_as};
 use super::checkpoints::{OF_MAIN_AGENTS, OF_SUBAGENTS};
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, unless_corrupt};
+use super::row::from_row;
 use super::sealing::{self, Sealer};
 use super::short_form::{is_short, shorten};
 use super::{DbError, DbResult, Tx, threads};
@@ -480,12 +481,13 @@ pub(super) async fn restore<I: ToString>(
     Ok(())
 }
 
-#[derive(sqlx::FromRow)]
-struct BlobRow {
-    tenant: String,
-    digest: String,
-    sealed: bool,
-    content: Vec<u8>,
+from_row! {
+    struct BlobRow {
+        tenant: String,
+        digest: String,
+        sealed: bool,
+        content: Vec<u8>,
+    }
 }
 
 /// Returns the contents of these blobs of the tenant of a thread, by digest. Those that cannot be read are logged and
@@ -521,11 +523,13 @@ async fn contents(tx: &mut Tx<'_>, thread: ThreadId, digests: &BTreeSet<&str>) -
     Ok(contents)
 }
 
-/// The key of a blob.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, sqlx::FromRow)]
-pub(super) struct BlobKey {
-    tenant: String,
-    digest: String,
+from_row! {
+    /// The key of a blob.
+    #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+    pub(super) struct BlobKey {
+        tenant: String,
+        digest: String,
+    }
 }
 
 /// Returns the blobs to which a thread refers. Nothing can be added to the thread before the end of the transaction.

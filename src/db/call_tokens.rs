@@ -6,6 +6,7 @@ use uuid::Uuid;
 use super::access::ownership;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, unless_corrupt};
+use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::domain::api_key::SecretDigest;
 use crate::domain::call_token::CallBinding;
@@ -58,16 +59,17 @@ pub async fn insert(
     Ok(())
 }
 
-#[derive(sqlx::FromRow)]
-struct CallTokenRow {
-    task_id: Uuid,
-    thread_id: Uuid,
-    run_id: Uuid,
-    child_id: Option<Uuid>,
-    tool: String,
-    access: String,
-    tenant: String,
-    owner: String,
+from_row! {
+    struct CallTokenRow {
+        task_id: Uuid,
+        thread_id: Uuid,
+        run_id: Uuid,
+        child_id: Option<Uuid>,
+        tool: String,
+        access: String,
+        tenant: String,
+        owner: String,
+    }
 }
 
 /// Returns the call to which a token is bound. None if there is no such token, if it has expired, or if the run that makes

@@ -30,6 +30,7 @@ use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::engine::{LaneColumn, on_engine};
 use super::error::corrupt;
 use super::json::ColumnRef;
+use super::row::from_row;
 use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
@@ -354,17 +355,18 @@ pub struct Head {
     pub run: Option<RunId>,
 }
 
-#[derive(sqlx::FromRow)]
-struct HeadRow {
-    checkpoint_id: Uuid,
-    lane: LaneColumn,
-    seq: i64,
-    segment: i64,
-    step: i64,
-    position: String,
-    parent_id: Option<Uuid>,
-    created_at: i64,
-    run_id: Option<Uuid>,
+from_row! {
+    struct HeadRow {
+        checkpoint_id: Uuid,
+        lane: LaneColumn,
+        seq: i64,
+        segment: i64,
+        step: i64,
+        position: String,
+        parent_id: Option<Uuid>,
+        created_at: i64,
+        run_id: Option<Uuid>,
+    }
 }
 
 impl HeadRow {
@@ -536,13 +538,15 @@ pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
     Ok(log_summary(tx, thread).await?.max_seq)
 }
 
-/// The summary of a thread's log, for a run that begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
-pub struct LogSummary {
-    /// The highest number in the log; 0 for an empty log.
-    pub max_seq: i64,
-    /// True if decisions are remembered for the thread.
-    pub has_decisions: bool,
+from_row! {
+    /// The summary of a thread's log, for a run that begins.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct LogSummary {
+        /// The highest number in the log; 0 for an empty log.
+        pub max_seq: i64,
+        /// True if decisions are remembered for the thread.
+        pub has_decisions: bool,
+    }
 }
 
 /// Returns the summary of the log of a thread.

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::cell;
 use super::engine::{LaneColumn, on_engine};
+use super::row::from_row;
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
@@ -287,21 +288,22 @@ pub async fn sweep(tx: &mut Tx<'_>, at_start: bool, now: Timestamp) -> DbResult<
     Ok(true)
 }
 
-#[derive(sqlx::FromRow)]
-struct Row {
-    checkpoint_id: Uuid,
-    seq: i64,
-    segment: i64,
-    parent_id: Option<Uuid>,
-    step: i64,
-    source: String,
-    node: String,
-    run_id: Option<Uuid>,
-    writes: String,
-    shown: Option<String>,
-    position: String,
-    created_at: i64,
-    carried_from: Option<Uuid>,
+from_row! {
+    struct Row {
+        checkpoint_id: Uuid,
+        seq: i64,
+        segment: i64,
+        parent_id: Option<Uuid>,
+        step: i64,
+        source: String,
+        node: String,
+        run_id: Option<Uuid>,
+        writes: String,
+        shown: Option<String>,
+        position: String,
+        created_at: i64,
+        carried_from: Option<Uuid>,
+    }
 }
 
 /// Returns the next rows of a history of a thread, after the number `last`, up to the size of a piece.

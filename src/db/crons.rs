@@ -10,6 +10,7 @@ use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
 use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart};
+use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::domain::access::AccessScope;
 use crate::domain::cron::{Cron, Schedule};
@@ -25,24 +26,25 @@ const SELECT: &str = "\
     select cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, keep_threads, due_at, request, \
     payload, cast(metadata as text) as metadata, created_at, updated_at, tenant, owner from crons";
 
-#[derive(sqlx::FromRow)]
-struct CronRow {
-    cron_id: Uuid,
-    assistant_id: Uuid,
-    thread_id: Option<Uuid>,
-    schedule: String,
-    timezone: Option<String>,
-    end_time: Option<i64>,
-    enabled: bool,
-    keep_threads: bool,
-    due_at: Option<i64>,
-    request: String,
-    payload: String,
-    metadata: String,
-    created_at: i64,
-    updated_at: i64,
-    tenant: String,
-    owner: String,
+from_row! {
+    struct CronRow {
+        cron_id: Uuid,
+        assistant_id: Uuid,
+        thread_id: Option<Uuid>,
+        schedule: String,
+        timezone: Option<String>,
+        end_time: Option<i64>,
+        enabled: bool,
+        keep_threads: bool,
+        due_at: Option<i64>,
+        request: String,
+        payload: String,
+        metadata: String,
+        created_at: i64,
+        updated_at: i64,
+        tenant: String,
+        owner: String,
+    }
 }
 
 impl TryFrom<CronRow> for Cron {

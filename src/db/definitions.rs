@@ -9,6 +9,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use super::engine::{Conn, on_engine};
 use super::json::{ColumnRef, readable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart, PageQuery};
+use super::row::from_row;
 use super::{DbResult, Notification, Tx, notifications};
 use crate::definition::{AgentDefinition, DefinitionDigest, DefinitionSource, DefinitionVersion};
 use crate::domain::id::AssistantId;
@@ -37,11 +38,11 @@ pub struct ClientAgent {
     pub version: DefinitionVersion,
 }
 
-#[derive(sqlx::FromRow)]
-struct ClientAgentRow {
-    tenant: String,
-    #[sqlx(flatten)]
-    version: VersionRow,
+from_row! {
+    struct ClientAgentRow {
+        tenant: String,
+        ..version: VersionRow,
+    }
 }
 
 impl TryFrom<ClientAgentRow> for ClientAgent {
@@ -55,14 +56,15 @@ impl TryFrom<ClientAgentRow> for ClientAgent {
     }
 }
 
-#[derive(sqlx::FromRow)]
-struct VersionRow {
-    graph_id: String,
-    version: i64,
-    digest: String,
-    origin: String,
-    created_at: i64,
-    body: String,
+from_row! {
+    struct VersionRow {
+        graph_id: String,
+        version: i64,
+        digest: String,
+        origin: String,
+        created_at: i64,
+        body: String,
+    }
 }
 
 impl TryFrom<VersionRow> for DefinitionVersion {
@@ -212,14 +214,15 @@ async fn insert_versions(tx: &mut Tx<'_>, versions: &[&DefinitionVersion]) -> Db
     Ok(inserted)
 }
 
-/// A version of an agent without its content, which may be unreadable.
-#[derive(sqlx::FromRow)]
-struct VersionHeader {
-    graph_id: String,
-    version: i64,
-    digest: String,
-    origin: String,
-    created_at: i64,
+from_row! {
+    /// A version of an agent without its content, which may be unreadable.
+    struct VersionHeader {
+        graph_id: String,
+        version: i64,
+        digest: String,
+        origin: String,
+        created_at: i64,
+    }
 }
 
 impl VersionHeader {

@@ -9,6 +9,7 @@ use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
 use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart};
+use super::row::from_row;
 use super::{DbResult, Tx, sealing};
 use crate::domain::access::AccessScope;
 use crate::domain::delivery::{Delivery, DeliveryStatus};
@@ -24,22 +25,23 @@ const SELECT: &str = "\
     d.tenant, d.owner \
     from deliveries d left join jobs j on j.kind = 'webhook' and j.key = d.delivery_id";
 
-#[derive(sqlx::FromRow)]
-struct DeliveryRow {
-    delivery_id: Uuid,
-    run_id: Uuid,
-    thread_id: Uuid,
-    url: String,
-    body: String,
-    status: String,
-    attempts: i32,
-    answer: Option<i32>,
-    error: Option<String>,
-    next_attempt_at: Option<i64>,
-    created_at: i64,
-    finished_at: Option<i64>,
-    tenant: String,
-    owner: String,
+from_row! {
+    struct DeliveryRow {
+        delivery_id: Uuid,
+        run_id: Uuid,
+        thread_id: Uuid,
+        url: String,
+        body: String,
+        status: String,
+        attempts: i32,
+        answer: Option<i32>,
+        error: Option<String>,
+        next_attempt_at: Option<i64>,
+        created_at: i64,
+        finished_at: Option<i64>,
+        tenant: String,
+        owner: String,
+    }
 }
 
 impl TryFrom<DeliveryRow> for Delivery {

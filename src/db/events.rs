@@ -8,6 +8,7 @@ use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::{self, EntryColumns, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS};
 use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
+use super::row::from_row;
 use super::{DbResult, Engine, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
@@ -148,21 +149,22 @@ pub enum Logged {
     Fact(Fact),
 }
 
-#[derive(sqlx::FromRow)]
-struct EventRow {
-    seq: i64,
-    run_id: Option<Uuid>,
-    lane: LaneColumn,
-    created_at: i64,
-    body: String,
-    /// Null for rows of `events`, like all columns below.
-    checkpoint_id: Option<Uuid>,
-    parent_id: Option<Uuid>,
-    step: Option<i64>,
-    source: Option<String>,
-    node: Option<String>,
-    shown: Option<String>,
-    carried_from: Option<Uuid>,
+from_row! {
+    struct EventRow {
+        seq: i64,
+        run_id: Option<Uuid>,
+        lane: LaneColumn,
+        created_at: i64,
+        body: String,
+        /// Null for rows of `events`, like all columns below.
+        checkpoint_id: Option<Uuid>,
+        parent_id: Option<Uuid>,
+        step: Option<i64>,
+        source: Option<String>,
+        node: Option<String>,
+        shown: Option<String>,
+        carried_from: Option<Uuid>,
+    }
 }
 
 impl EventRow {

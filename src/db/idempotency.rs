@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::ColumnRef;
+use super::row::from_row;
 use super::{Db, DbError, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, REMEMBERED, StoredResponse};
@@ -14,14 +15,15 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "idempotency_keys";
 
-#[derive(sqlx::FromRow)]
-struct KeyRow {
-    fingerprint: Uuid,
-    status: Option<i32>,
-    body: Option<String>,
-    location: Option<String>,
-    thread_id: Option<Uuid>,
-    run_id: Option<Uuid>,
+from_row! {
+    struct KeyRow {
+        fingerprint: Uuid,
+        status: Option<i32>,
+        body: Option<String>,
+        location: Option<String>,
+        thread_id: Option<Uuid>,
+        run_id: Option<Uuid>,
+    }
 }
 
 /// The columns of a stored response.

@@ -15,6 +15,7 @@ use super::checkpoints::{lane_id, lane_of};
 use super::engine::Contains;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
+use super::row::from_row;
 use super::sealing::Sealer;
 use super::statement::{LaterRows, Statement};
 use super::{DbError, DbResult, Tx};
@@ -109,23 +110,24 @@ const SELECT: &str = "\
 /// The statement for the interrupt `$2` on the thread `$1`.
 const FIND: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
 
-#[derive(sqlx::FromRow)]
-struct InterruptRow {
-    interrupt_id: String,
-    thread_id: Uuid,
-    run_id: Uuid,
-    lane: Uuid,
-    agent_name: String,
-    path: String,
-    task_call_id: Option<String>,
-    status: String,
-    interrupt: String,
-    resolution: Option<String>,
-    resumed_by: Option<Uuid>,
-    created_at: i64,
-    resolved_at: Option<i64>,
-    seq: i64,
-    ordinal: i32,
+from_row! {
+    struct InterruptRow {
+        interrupt_id: String,
+        thread_id: Uuid,
+        run_id: Uuid,
+        lane: Uuid,
+        agent_name: String,
+        path: String,
+        task_call_id: Option<String>,
+        status: String,
+        interrupt: String,
+        resolution: Option<String>,
+        resumed_by: Option<Uuid>,
+        created_at: i64,
+        resolved_at: Option<i64>,
+        seq: i64,
+        ordinal: i32,
+    }
 }
 
 impl TryFrom<InterruptRow> for InterruptRecord {

@@ -18,6 +18,7 @@ use super::access::push_owner;
 use super::engine::{Conn, Matches, on_engine};
 use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart};
+use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemSearch, Namespace, PreparedItem};
@@ -37,15 +38,16 @@ pub use vectors::{MOST_COMPARED, VectorQuery, VectorSearch, nearest};
 const SELECT: &str =
     "select namespace, key, cast(value as text) as value, expires_at, created_at, updated_at, owner from items";
 
-#[derive(sqlx::FromRow)]
-struct ItemRow {
-    namespace: String,
-    key: String,
-    value: String,
-    expires_at: Option<i64>,
-    created_at: i64,
-    updated_at: i64,
-    owner: String,
+from_row! {
+    struct ItemRow {
+        namespace: String,
+        key: String,
+        value: String,
+        expires_at: Option<i64>,
+        created_at: i64,
+        updated_at: i64,
+        owner: String,
+    }
 }
 
 /// Returns the id to which the value of an item is bound, given the owner and the address as they are stored.

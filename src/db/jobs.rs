@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable};
+use super::row::from_row;
 use super::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use super::{DbResult, Tx};
 use crate::domain::id::{AssistantId, JobId, ThreadId, WorkerId};
@@ -14,13 +15,14 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "jobs";
 
-#[derive(sqlx::FromRow)]
-struct JobRow {
-    job_id: Uuid,
-    kind: String,
-    key: Uuid,
-    attempts: i32,
-    fence: i64,
+from_row! {
+    struct JobRow {
+        job_id: Uuid,
+        kind: String,
+        key: Uuid,
+        attempts: i32,
+        fence: i64,
+    }
 }
 
 impl TryFrom<JobRow> for ClaimedJob {

@@ -5,6 +5,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
+use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::api_key::{
     ApiKey, ApiKeyId, KeyRef, KeyRotation, PreviousSecret, SecretDigest, StoredApiKey, StoredTicket, USE_INTERVAL,
@@ -25,22 +26,23 @@ const SELECT: &str = "\
     select key_id, name, tenant, user_id, roles, scopes, digest, previous_digest, previous_until, created_at, \
     expires_at, last_used_at, rotated_at, revoked_at from api_keys";
 
-#[derive(sqlx::FromRow)]
-struct ApiKeyRow {
-    key_id: String,
-    name: String,
-    tenant: String,
-    user_id: String,
-    roles: String,
-    scopes: Option<String>,
-    digest: Vec<u8>,
-    previous_digest: Option<Vec<u8>>,
-    previous_until: Option<i64>,
-    created_at: i64,
-    expires_at: Option<i64>,
-    last_used_at: Option<i64>,
-    rotated_at: Option<i64>,
-    revoked_at: Option<i64>,
+from_row! {
+    struct ApiKeyRow {
+        key_id: String,
+        name: String,
+        tenant: String,
+        user_id: String,
+        roles: String,
+        scopes: Option<String>,
+        digest: Vec<u8>,
+        previous_digest: Option<Vec<u8>>,
+        previous_until: Option<i64>,
+        created_at: i64,
+        expires_at: Option<i64>,
+        last_used_at: Option<i64>,
+        rotated_at: Option<i64>,
+        revoked_at: Option<i64>,
+    }
 }
 
 impl TryFrom<ApiKeyRow> for StoredApiKey {

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable};
+use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::id::LoginVersion;
 use crate::domain::identity::Tenant;
@@ -19,16 +20,17 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "mcp_logins";
 
-#[derive(sqlx::FromRow)]
-struct StatusRow {
-    tenant: String,
-    server: String,
-    url: String,
-    issuer: String,
-    expires_at: Option<i64>,
-    renewable: bool,
-    logged_in_at: i64,
-    ended_at: Option<i64>,
+from_row! {
+    struct StatusRow {
+        tenant: String,
+        server: String,
+        url: String,
+        issuer: String,
+        expires_at: Option<i64>,
+        renewable: bool,
+        logged_in_at: i64,
+        ended_at: Option<i64>,
+    }
 }
 
 impl TryFrom<StatusRow> for LoginStatus {
@@ -50,13 +52,13 @@ impl TryFrom<StatusRow> for LoginStatus {
     }
 }
 
-#[derive(sqlx::FromRow)]
-struct LoginRow {
-    #[sqlx(flatten)]
-    status: StatusRow,
-    secrets: String,
-    version: Uuid,
-    refresh_at: Option<i64>,
+from_row! {
+    struct LoginRow {
+        secrets: String,
+        version: Uuid,
+        refresh_at: Option<i64>,
+        ..status: StatusRow,
+    }
 }
 
 impl TryFrom<LoginRow> for McpLogin {
@@ -74,11 +76,12 @@ impl TryFrom<LoginRow> for McpLogin {
     }
 }
 
-#[derive(sqlx::FromRow)]
-struct SecretsRow {
-    tenant: String,
-    server: String,
-    secrets: String,
+from_row! {
+    struct SecretsRow {
+        tenant: String,
+        server: String,
+        secrets: String,
+    }
 }
 
 /// Returns the id to which the secrets of a login are bound.

@@ -1,15 +1,27 @@
 //! The tables of the database: which ones there are, and how they are brought up to date.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
-use sqlx::migrate::Migrator;
-use sqlx::{PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};
+use rust_embed::RustEmbed;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::{AssertSqlSafe, PgConnection, SqlSafeStr, SqliteConnection, query_as, query_scalar, raw_sql};
 
 use super::error::{DbError, DbResult};
 use super::row_security::RowAccess;
 
-static SQLITE_TABLES: Migrator = sqlx::migrate!("migrations/sqlite");
-static POSTGRES_TABLES: Migrator = sqlx::migrate!("migrations/postgres");
+/// The files with the tables of SQLite.
+#[derive(RustEmbed)]
+#[folder = "migrations/sqlite/"]
+struct SqliteFiles;
+
+/// The files with the tables of Postgres.
+#[derive(RustEmbed)]
+#[folder = "migrations/postgres/"]
+struct PostgresFiles;
+
+static SQLITE_TABLES: LazyLock<Migrator> = LazyLock::new(migrator::<SqliteFiles>);
+static POSTGRES_TABLES: LazyLock<Migrator> = LazyLock::new(migrator::<PostgresFiles>);
 
 /// The statement that reads which migrations have been applied.
 const APPLIED: &str = "select version, checksum from _sqlx_migrations";
@@ -27,6 +39,30 @@ pub enum TableState {
     Current,
     /// So many migrations have not been applied yet; the server applies them when it starts.
     Behind(usize),
+}
+
+/// Returns the migrations in files. sqlx has a macro for it, which would compile the drivers of both databases a second time.
+fn migrator<Files: RustEmbed>() -> Migrator {
+    let migrations = Files::iter().filter_map(|name| {
+        let file = Files::get(&name)?;
+        migration(&name, file.data.into_owned())
+    });
+    Migrator::with_migrations(migrations.collect())
+}
+
+/// Reads a migration as sqlx does: `0002_mcp_logins.sql` has the version 2 and the description `mcp logins`.
+fn migration(name: &str, content: Vec<u8>) -> Option<Migration> {
+    let (version, rest) = name.split_once('_')?;
+    let description = rest.strip_suffix(".sql")?.replace('_', " ");
+    let sql = String::from_utf8(content).ok()?;
+    let without_transaction = sql.starts_with("-- no-transaction");
+    Some(Migration::new(
+        version.parse().ok()?,
+        description.into(),
+        MigrationType::Simple,
+        AssertSqlSafe(sql).into_sql_str(),
+        without_transaction,
+    ))
 }
 
 /// Returns the names of the tables, which are the same on both engines, as the migrations create them.
@@ -106,4 +142,34 @@ fn state_of(migrator: &Migrator, has_tables: bool, applied: &[(i64, Vec<u8>)]) -
         (true, 0) => TableState::Current,
         (true, missing) => TableState::Behind(missing),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_migrations_are_those_that_sqlx_reads_from_the_folders() {
+        let migrations = |migrator: &Migrator| {
+            let known = migrator.iter().map(|migration| {
+                (
+                    migration.version,
+                    migration.description.to_string(),
+                    migration.migration_type,
+                    migration.checksum.to_vec(),
+                    migration.sql.as_str().to_owned(),
+                    migration.no_tx,
+                )
+            });
+            known.collect::<Vec<_>>()
+        };
+        for (embedded, folder) in [(&*SQLITE_TABLES, "sqlite"), (&*POSTGRES_TABLES, "postgres")] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(folder);
+            let read = Migrator::new(folder.as_path()).await.expect("the folder can be read");
+            assert!(read.iter().count() > 10, "{folder:?}");
+            assert_eq!(migrations(embedded), migrations(&read), "{folder:?}");
+        }
+    }
 }

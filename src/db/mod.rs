@@ -67,6 +67,7 @@ mod reader;
 pub mod remembered;
 pub mod remote_runs;
 pub mod retention;
+mod row;
 mod row_security;
 pub mod runs;
 pub mod sandboxes;
@@ -85,7 +86,6 @@ pub mod vacuum;
 pub mod workers;
 mod writer;
 
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -357,29 +357,32 @@ impl Db {
         outcome.into_result()
     }
 
-    async fn run_read(&self, operation: DbOperation) -> DbResult<()> {
-        let access = RowAccess::required()?;
-        match &self.0.readers {
-            Readers::Writer => self.0.queue.run(access, operation).await,
-            Readers::Sqlite { queue, .. } => self.in_time(Box::pin(queue.run(access, operation))).await,
-            Readers::Postgres(pool) => {
-                let mut reader = self
-                    .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
-                    .await?;
-                let read = async {
-                    let mut transaction = reader.begin(access.begin(&pool.begin_read)).await?;
-                    let mut tx = Tx::postgres(&mut transaction, &self.0.parts, &access);
-                    self.0.parts.sealing.refresh(&mut tx).await?;
-                    operation.run(&mut tx).await.map(drop)
-                };
-                let read = Box::pin(self.0.parts.sealing.scope(read));
-                let done = tokio::time::timeout(self.0.limits.transaction(), read).await;
-                done.unwrap_or_else(|_| {
-                    reader.is_stuck();
-                    Err(DbError::late())
-                })
+    /// Runs a read. The future is boxed, so that its code is compiled once and not in each module that reads.
+    fn run_read(&self, operation: DbOperation) -> BoxFuture<'_, DbResult<()>> {
+        Box::pin(async move {
+            let access = RowAccess::required()?;
+            match &self.0.readers {
+                Readers::Writer => self.0.queue.run(access, operation).await,
+                Readers::Sqlite { queue, .. } => self.in_time(queue.run(access, operation)).await,
+                Readers::Postgres(pool) => {
+                    let mut reader = self
+                        .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
+                        .await?;
+                    let read = async {
+                        let mut transaction = reader.begin(access.begin(&pool.begin_read)).await?;
+                        let mut tx = Tx::postgres(&mut transaction, &self.0.parts, &access);
+                        self.0.parts.sealing.refresh(&mut tx).await?;
+                        operation.run(&mut tx).await.map(drop)
+                    };
+                    let read = Box::pin(self.0.parts.sealing.scope(read));
+                    let done = tokio::time::timeout(self.0.limits.transaction(), read).await;
+                    done.unwrap_or_else(|_| {
+                        reader.is_stuck();
+                        Err(DbError::late())
+                    })
+                }
             }
-        }
+        })
     }
 
     /// Runs `operation` like [`Db::read`], for statements that may be slow because of the request of a client. They are
@@ -406,32 +409,35 @@ impl Db {
         }
     }
 
-    async fn run_search(&self, operation: DbOperation) -> DbResult<()> {
-        // Postgres cancels statements at the timeout by itself.
-        let Readers::Sqlite { searches: pool, .. } = &self.0.readers else {
-            let turn = async { Ok(self.0.searches.acquire().await.ok()) };
-            let _turn = self.in_time(Box::pin(turn)).await?;
-            return self.run_read(operation).await;
-        };
-        let access = RowAccess::required()?;
-        let search = async {
-            let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
-            let mut transaction = reader.begin().await?;
-            let ran = operation
-                .run(&mut Tx::sqlite(
-                    SqliteConn::new(&mut transaction),
-                    &self.0.parts,
-                    &access,
-                ))
-                .await;
-            drop(transaction);
-            reader.finish().await?;
-            ran.map(drop)
-        };
-        self.in_time(Box::pin(self.0.parts.sealing.scope(search))).await
+    /// Runs a search, in a boxed future like that of a read.
+    fn run_search(&self, operation: DbOperation) -> BoxFuture<'_, DbResult<()>> {
+        Box::pin(async move {
+            // Postgres cancels statements at the timeout by itself.
+            let Readers::Sqlite { searches: pool, .. } = &self.0.readers else {
+                let turn = async { Ok(self.0.searches.acquire().await.ok()) };
+                let _turn = self.in_time(turn).await?;
+                return self.run_read(operation).await;
+            };
+            let access = RowAccess::required()?;
+            let search = async {
+                let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
+                let mut transaction = reader.begin().await?;
+                let ran = operation
+                    .run(&mut Tx::sqlite(
+                        SqliteConn::new(&mut transaction),
+                        &self.0.parts,
+                        &access,
+                    ))
+                    .await;
+                drop(transaction);
+                reader.finish().await?;
+                ran.map(drop)
+            };
+            self.in_time(Box::pin(self.0.parts.sealing.scope(search))).await
+        })
     }
 
-    async fn in_time<T>(&self, work: Pin<Box<impl Future<Output = DbResult<T>>>>) -> DbResult<T> {
+    async fn in_time<T>(&self, work: impl Future<Output = DbResult<T>>) -> DbResult<T> {
         let done = tokio::time::timeout(self.0.limits.transaction(), work).await;
         done.unwrap_or_else(|_| Err(DbError::late()))
     }
@@ -462,29 +468,32 @@ impl Db {
         outcome.into_result()
     }
 
-    async fn run_write(&self, operation: DbOperation) -> DbResult<()> {
-        let access = RowAccess::required()?;
-        let Some(entries) = PendingEntries::current() else {
-            return self.0.queue.run(access, operation).await;
-        };
-        let stored = Arc::new(OnceLock::new());
-        let of_job = entries.clone();
-        let stored_by_job = Arc::clone(&stored);
-        let operation_with_entries = DbOperation::new(move |tx| {
-            Box::pin(async move {
-                let is_kept = operation.run(tx).await?;
-                if is_kept {
-                    // After the operation, which may add entries, and which may have to begin without locks.
-                    let _ = stored_by_job.set(of_job.insert(tx).await?);
-                }
-                Ok(is_kept)
-            })
-        });
-        self.0.queue.run(access, operation_with_entries).await?;
-        if let Some(stored) = stored.get() {
-            entries.remove(stored);
-        }
-        Ok(())
+    /// Runs a write, in a boxed future like that of a read.
+    fn run_write(&self, operation: DbOperation) -> BoxFuture<'_, DbResult<()>> {
+        Box::pin(async move {
+            let access = RowAccess::required()?;
+            let Some(entries) = PendingEntries::current() else {
+                return self.0.queue.run(access, operation).await;
+            };
+            let stored = Arc::new(OnceLock::new());
+            let of_job = entries.clone();
+            let stored_by_job = Arc::clone(&stored);
+            let operation_with_entries = DbOperation::new(move |tx| {
+                Box::pin(async move {
+                    let is_kept = operation.run(tx).await?;
+                    if is_kept {
+                        // After the operation, which may add entries, and which may have to begin without locks.
+                        let _ = stored_by_job.set(of_job.insert(tx).await?);
+                    }
+                    Ok(is_kept)
+                })
+            });
+            self.0.queue.run(access, operation_with_entries).await?;
+            if let Some(stored) = stored.get() {
+                entries.remove(stored);
+            }
+            Ok(())
+        })
     }
 
     /// Accepts no more operations, finishes the accepted ones, and closes all connections.

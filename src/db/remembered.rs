@@ -6,6 +6,7 @@ use uuid::Uuid;
 use super::access::contains_thread;
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable};
+use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::InterruptScope;
 use crate::domain::id::{DecisionId, RunId, ThreadId};
@@ -13,10 +14,11 @@ use crate::domain::remembered::RememberedDecision;
 
 const TABLE: &str = "remembered_decisions";
 
-#[derive(sqlx::FromRow)]
-struct DecisionRow {
-    decision_id: Uuid,
-    body: String,
+from_row! {
+    struct DecisionRow {
+        decision_id: Uuid,
+        body: String,
+    }
 }
 
 impl TryFrom<DecisionRow> for RememberedDecision {

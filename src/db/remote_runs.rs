@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::jobs::{self, JobOwner};
+use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::definition::DefinitionDigest;
 use crate::domain::id::RunId;
@@ -14,17 +15,18 @@ use crate::domain::job::JobKind;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::time::Timestamp;
 
-#[derive(sqlx::FromRow)]
-struct RemoteRunRow {
-    remote_run_id: Uuid,
-    first_run: Option<Uuid>,
-    parent_graph_id: Option<String>,
-    parent_definition: Option<String>,
-    agent_name: String,
-    url: String,
-    unwanted: bool,
-    lost_since: Option<i64>,
-    seen_status: Option<String>,
+from_row! {
+    struct RemoteRunRow {
+        remote_run_id: Uuid,
+        first_run: Option<Uuid>,
+        parent_graph_id: Option<String>,
+        parent_definition: Option<String>,
+        agent_name: String,
+        url: String,
+        unwanted: bool,
+        lost_since: Option<i64>,
+        seen_status: Option<String>,
+    }
 }
 
 /// The status of a remote run that the last attempt to cancel it did not find. It has no other status.

@@ -39,6 +39,7 @@ use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::engine::{Engine, LaneColumn, on_engine};
 use super::json::{ColumnRef, log_unreadable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart};
+use super::row::from_row;
 use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
@@ -58,29 +59,30 @@ const COLUMNS: &str = "\
     visibility, crashes, queue";
 const SELECT: &str = concatcp!("select ", COLUMNS, " from runs");
 
-#[derive(sqlx::FromRow)]
-struct RunRow {
-    run_id: Uuid,
-    thread_id: Uuid,
-    assistant_id: Uuid,
-    root_id: Uuid,
-    parent_id: Option<Uuid>,
-    depth: i32,
-    cause: Option<String>,
-    namespace: String,
-    path: String,
-    status: String,
-    request: String,
-    metadata: String,
-    error: Option<String>,
-    attempt: i32,
-    fence: i64,
-    created_at: i64,
-    updated_at: i64,
-    due_at: i64,
-    visibility: Option<String>,
-    crashes: i32,
-    queue: String,
+from_row! {
+    struct RunRow {
+        run_id: Uuid,
+        thread_id: Uuid,
+        assistant_id: Uuid,
+        root_id: Uuid,
+        parent_id: Option<Uuid>,
+        depth: i32,
+        cause: Option<String>,
+        namespace: String,
+        path: String,
+        status: String,
+        request: String,
+        metadata: String,
+        error: Option<String>,
+        attempt: i32,
+        fence: i64,
+        created_at: i64,
+        updated_at: i64,
+        due_at: i64,
+        visibility: Option<String>,
+        crashes: i32,
+        queue: String,
+    }
 }
 
 /// Puts the blobs of requests back.
@@ -429,11 +431,12 @@ pub struct LaterRunBefore {
     begun: LaterRows<BeforeRow>,
 }
 
-#[derive(sqlx::FromRow)]
-struct BeforeRow {
-    run_id: Uuid,
-    queue: String,
-    request: String,
+from_row! {
+    struct BeforeRow {
+        run_id: Uuid,
+        queue: String,
+        request: String,
+    }
 }
 
 /// Returns the values of [`find_before`], to be read later in the transaction, which must store or change no run of the thread

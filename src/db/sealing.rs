@@ -32,6 +32,7 @@ use uuid::Uuid;
 
 use super::error::{DbError, DbResult};
 use super::json::{ColumnRef, encode};
+use super::row::from_row;
 
 mod data_keys;
 mod master_keys;
@@ -133,12 +134,14 @@ pub(super) struct Keyring {
     known: RwLock<KnownKeys>,
 }
 
-/// A change of the table of data keys: its number, and the newest key after it. In a failover a number can be lost and given
-/// again, to another key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, sqlx::FromRow)]
-struct KeyChange {
-    number: i64,
-    newest: Option<Uuid>,
+from_row! {
+    /// A change of the table of data keys: its number, and the newest key after it. In a failover a number can be lost and
+    /// given again, to another key.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+    struct KeyChange {
+        number: i64,
+        newest: Option<Uuid>,
+    }
 }
 
 /// The data keys that were read from the database.

@@ -18,6 +18,7 @@ pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, cou
 
 use super::engine::{Engine, on_engine};
 use super::json::{ColumnRef, log_unreadable};
+use super::row::from_row;
 use super::runs::NO_QUESTION;
 use super::sealing::Sealer;
 use super::statement::{LaterRows, Statement};
@@ -33,21 +34,22 @@ const COLUMNS: &str = "thread_id, status, cast(metadata as text) as metadata, ca
     created_at, updated_at, state_updated_at, ttl, ttl_strategy, expires_at, tenant, owner";
 const SELECT: &str = concatcp!("select ", COLUMNS, " from threads");
 
-#[derive(sqlx::FromRow)]
-struct ThreadRow {
-    thread_id: Uuid,
-    status: String,
-    metadata: String,
-    config: String,
-    error: Option<String>,
-    created_at: i64,
-    updated_at: i64,
-    state_updated_at: i64,
-    ttl: Option<i64>,
-    ttl_strategy: Option<String>,
-    expires_at: Option<i64>,
-    tenant: String,
-    owner: String,
+from_row! {
+    struct ThreadRow {
+        thread_id: Uuid,
+        status: String,
+        metadata: String,
+        config: String,
+        error: Option<String>,
+        created_at: i64,
+        updated_at: i64,
+        state_updated_at: i64,
+        ttl: Option<i64>,
+        ttl_strategy: Option<String>,
+        expires_at: Option<i64>,
+        tenant: String,
+        owner: String,
+    }
 }
 
 /// Reads a thread leniently: a thread with unreadable JSON columns can still run, expire and be deleted.

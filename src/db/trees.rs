@@ -4,6 +4,7 @@ use const_format::concatcp;
 use sqlx::{query, query_as};
 
 use super::engine::on_engine;
+use super::row::from_row;
 use super::statement::LaterRows;
 use super::{DbResult, Tx};
 use crate::domain::busy_time::BusyTime;
@@ -20,15 +21,16 @@ pub struct TreeUsed {
     pub busy: BusyTime,
 }
 
-#[derive(sqlx::FromRow)]
-struct SumRow {
-    model_calls: i64,
-    tool_calls: i64,
-    input_tokens: i64,
-    output_tokens: i64,
-    cost_micros: i64,
-    children: i64,
-    under_way: i64,
+from_row! {
+    struct SumRow {
+        model_calls: i64,
+        tool_calls: i64,
+        input_tokens: i64,
+        output_tokens: i64,
+        cost_micros: i64,
+        children: i64,
+        under_way: i64,
+    }
 }
 
 impl From<SumRow> for UsageChange {
@@ -54,14 +56,14 @@ impl From<SumRow> for UsageChange {
     }
 }
 
-#[derive(sqlx::FromRow)]
-struct TreeRow {
-    #[sqlx(flatten)]
-    sum: SumRow,
-    busy_micros: i64,
-    busy_before: i64,
-    busy_from: i64,
-    busy_until: i64,
+from_row! {
+    struct TreeRow {
+        busy_micros: i64,
+        busy_before: i64,
+        busy_from: i64,
+        busy_until: i64,
+        ..sum: SumRow,
+    }
 }
 
 impl From<TreeRow> for TreeUsed {

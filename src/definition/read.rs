@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::diagnostic::{Diagnostic, FieldPath, Segment};
-use super::strict::Strict;
+use super::strict::read_strictly;
 use crate::domain::json_limits::{LimitExceeded, check, find_nul};
 use crate::domain::serde_messages::for_toml;
 
@@ -67,7 +67,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
         };
     }
     loop {
-        let error = match serde_path_to_error::deserialize(Strict(&value)) {
+        let wrong = match read_strictly(&value) {
             Ok(read) => {
                 return Parsed {
                     value: Some(read),
@@ -75,13 +75,12 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
                     gaps,
                 };
             }
-            Err(error) => error,
+            Err(wrong) => wrong,
         };
-        let place = path_of(error.path());
-        let source = gaps.source_of(&place);
+        let source = gaps.source_of(&wrong.place);
         findings.push(Diagnostic::error(
             source.clone(),
-            plain_words(&source, &error.inner().to_string()),
+            plain_words(&source, &wrong.error.to_string()),
         ));
         if let Some(list) = source.parent()
             && let Some(Segment::Index(at)) = source.0.last()
@@ -97,7 +96,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
                 gaps,
             };
         }
-        if !take_out(&mut value, &place) {
+        if !take_out(&mut value, &wrong.place) {
             return Parsed {
                 value: None,
                 findings,
@@ -113,20 +112,6 @@ pub fn is_echo(field: &FieldPath, unread: &[Diagnostic]) -> bool {
         let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
         field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)
     })
-}
-
-fn path_of(path: &serde_path_to_error::Path) -> FieldPath {
-    use serde_path_to_error::Segment as Step;
-
-    let mut field = FieldPath::default();
-    for step in path {
-        match step {
-            Step::Map { key } => field.0.push(Segment::Key(key.clone())),
-            Step::Seq { index } => field.0.push(Segment::Index(*index)),
-            Step::Enum { .. } | Step::Unknown => break,
-        }
-    }
-    field
 }
 
 /// Removes the value at `place`. Returns `false` if there is nothing to remove.

@@ -11,14 +11,15 @@ use axum::extract::Path;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
+use tokio::task::spawn_blocking;
 use utoipa::OpenApi;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::schema::{AdditionalProperties, ArrayItems, SchemaType, Type};
 use utoipa::openapi::{self, Content, ContentBuilder, Ref, RefOr, ResponseBuilder, Schema};
-use utoipa_swagger_ui::Config;
 
 mod partial_schemas;
 mod security;
+mod swagger_ui;
 
 use security::require_credentials;
 
@@ -231,6 +232,9 @@ fn add_errors(operation: &mut Operation, changes: bool) {
     add("500", "Internal error; `detail` holds the id under which it was logged");
 }
 
+/// The path of the document.
+const DOCUMENT: &str = "/openapi.json";
+
 /// The routes `/openapi.json`, and `/docs`, a page that needs no external resources. `endpoints` is the document of the
 /// route table; it is completed when it is first read, since few servers are ever asked for it.
 pub(super) fn pages(endpoints: &'static openapi::OpenApi, requires_credentials: bool) -> Router<AppState> {
@@ -241,11 +245,9 @@ pub(super) fn pages(endpoints: &'static openapi::OpenApi, requires_credentials: 
         }
         Bytes::from(document.to_json().unwrap_or_default())
     }));
-    let config = Arc::new(Config::from("/openapi.json"));
-    let front = Arc::clone(&config);
     Router::new()
         .route(
-            "/openapi.json",
+            DOCUMENT,
             get(async move || ([(header::CONTENT_TYPE, "application/json")], Bytes::clone(&text))),
         )
         // Browsers request it on every page.
@@ -253,11 +255,8 @@ pub(super) fn pages(endpoints: &'static openapi::OpenApi, requires_credentials: 
             "/favicon.ico",
             get(async || ([(header::CACHE_CONTROL, "max-age=86400")], StatusCode::NO_CONTENT)),
         )
-        .route("/docs", get(async move || front_page(front)))
-        .route(
-            "/docs/{*file}",
-            get(async move |Path(file): Path<String>| asset(&file, config)),
-        )
+        .route("/docs", get(async || front_page()))
+        .route("/docs/{*file}", get(async |Path(file): Path<String>| asset(file).await))
 }
 
 /// The content security policy of pages: own resources only, and no frames.
@@ -273,21 +272,21 @@ const PAGE_HEADERS: [(HeaderName, &str); 3] = [
 ];
 
 /// The page itself. Its path has no trailing slash, so a `<base>` element names the folder of its assets.
-fn front_page(config: Arc<Config<'static>>) -> Result<Response, ApiError> {
-    let page = utoipa_swagger_ui::serve("index.html", config).map_err(|error| ApiError::fault(&error))?;
-    let page = page.ok_or_else(ApiError::no_route)?;
-    let page = String::from_utf8_lossy(&page.bytes).replacen("<head>", "<head><base href=\"/docs/\">", 1);
+fn front_page() -> Result<Response, ApiError> {
+    let page = swagger_ui::file("index.html", DOCUMENT).ok_or_else(ApiError::no_route)?;
+    let page = String::from_utf8_lossy(&page.content).replacen("<head>", "<head><base href=\"/docs/\">", 1);
     Ok((PAGE_HEADERS, Html(page)).into_response())
 }
 
-/// An asset of the page.
-fn asset(file: &str, config: Arc<Config<'static>>) -> Result<Response, ApiError> {
-    let found = utoipa_swagger_ui::serve(file, config).map_err(|error| ApiError::fault(&error))?;
+/// An asset of the page. The largest takes milliseconds to unpack.
+async fn asset(file: String) -> Result<Response, ApiError> {
+    let found = spawn_blocking(move || swagger_ui::file(&file, DOCUMENT)).await;
+    let found = found.map_err(|error| ApiError::fault(&error))?;
     let found = found.ok_or_else(ApiError::no_route)?;
     Ok((
         PAGE_HEADERS,
         [(header::CONTENT_TYPE, found.content_type)],
-        found.bytes.into_owned(),
+        found.content,
     )
         .into_response())
 }

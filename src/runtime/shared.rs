@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
@@ -102,7 +105,7 @@ impl Core {
         W: Future + Send + 'static,
         W::Output: Send + 'static,
     {
-        self.shutdown.spawn(name, RowAccess::in_current(work))
+        self.shutdown.spawn(name, RowAccess::in_current(work.boxed()))
     }
 
     /// Runs work to its end in a task of its own, even if the caller is dropped meanwhile.
@@ -117,11 +120,21 @@ impl Core {
         T: Send + 'static,
         E: From<DbError> + Send + 'static,
     {
-        // Boxed at once: what carries it to its task would copy it again and again.
-        let work = Box::pin(work);
+        let (sender, result) = oneshot::channel();
+        let work = async move {
+            // The caller may be gone.
+            let _ = sender.send(work.await);
+        };
+        self.detach(work.boxed()).await;
+        // The task was dropped, or panicked, if there is no result.
+        result.await.unwrap_or_else(|_| Err(DbError::Closed.into()))
+    }
+
+    /// Runs work like [`Core::run_detached`]. All that carries the work to its task exists once, since its result is not
+    /// carried back.
+    async fn detach(&self, work: BoxFuture<'static, ()>) {
         // The log lines of the work belong to the request of the caller.
         let work = trace::for_current_caller(PendingEntries::in_current(work)).in_current_span();
-        let done = self.spawn("change of runs", work).await;
-        done.ok().flatten().unwrap_or(Err(DbError::Closed.into()))
+        let _ = self.spawn("change of runs", work).await;
     }
 }

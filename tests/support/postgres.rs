@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
+use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, query_scalar, raw_sql};
 use tokio::sync::{OnceCell, mpsc, oneshot};
 
@@ -234,8 +235,9 @@ async fn with_ordinary_role(admin: String) -> DatabaseServer {
 /// Creates the tables in the database that new databases are copies of.
 async fn create_tables(template: &str) {
     let mut conn = connect(template).await;
-    let tables = sqlx::migrate!("migrations/postgres").run(&mut conn).await;
-    tables.expect("the tables are created");
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/postgres"));
+    let migrator = Migrator::new(folder).await.expect("the folder can be read");
+    migrator.run(&mut conn).await.expect("the tables are created");
     conn.close().await.expect("a clean close");
     // The first connection after a change of the tables writes the file from which the next ones read the catalogue. The
     // copies have it, too.

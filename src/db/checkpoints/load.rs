@@ -14,6 +14,7 @@ use crate::db::blobs::{self, StoredText};
 use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::fold::StateFold;
 use crate::db::json::ColumnRef;
+use crate::db::row::from_row;
 use crate::db::statement::LaterRows;
 use crate::db::{DbResult, Tx};
 use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry, Lane};
@@ -49,22 +50,24 @@ pub async fn newest_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbRe
     state_at(tx, thread, lane, newest).await.map(Some)
 }
 
-/// A step to be folded.
-#[derive(sqlx::FromRow)]
-struct StepRow {
-    checkpoint_id: Uuid,
-    parent_id: Option<Uuid>,
-    seq: i64,
-    segment: i64,
-    writes: String,
+from_row! {
+    /// A step to be folded.
+    struct StepRow {
+        checkpoint_id: Uuid,
+        parent_id: Option<Uuid>,
+        seq: i64,
+        segment: i64,
+        writes: String,
+    }
 }
 
-/// A step whose writes are not read yet.
-#[derive(sqlx::FromRow)]
-struct StepId {
-    checkpoint_id: Uuid,
-    parent_id: Option<Uuid>,
-    seq: i64,
+from_row! {
+    /// A step whose writes are not read yet.
+    struct StepId {
+        checkpoint_id: Uuid,
+        parent_id: Option<Uuid>,
+        seq: i64,
+    }
 }
 
 /// Steps of one segment to be folded.
@@ -317,22 +320,23 @@ async fn first_of(tx: &mut Tx<'_>, steps: UnreadSteps) -> DbResult<Vec<StepRow>>
         .await)?)
 }
 
-#[derive(sqlx::FromRow)]
-struct CheckpointRow {
-    checkpoint_id: Uuid,
-    lane: LaneColumn,
-    seq: i64,
-    segment: i64,
-    parent_id: Option<Uuid>,
-    step: i64,
-    source: String,
-    node: String,
-    run_id: Option<Uuid>,
-    writes: String,
-    shown: Option<String>,
-    position: String,
-    created_at: i64,
-    carried_from: Option<Uuid>,
+from_row! {
+    struct CheckpointRow {
+        checkpoint_id: Uuid,
+        lane: LaneColumn,
+        seq: i64,
+        segment: i64,
+        parent_id: Option<Uuid>,
+        step: i64,
+        source: String,
+        node: String,
+        run_id: Option<Uuid>,
+        writes: String,
+        shown: Option<String>,
+        position: String,
+        created_at: i64,
+        carried_from: Option<Uuid>,
+    }
 }
 
 impl CheckpointRow {
@@ -449,13 +453,14 @@ pub trait Visit: Send {
     fn state(&mut self, state: Option<&State>);
 }
 
-/// The size of a row, read before its content.
-#[derive(sqlx::FromRow)]
-struct RowSize {
-    checkpoint_id: Uuid,
-    parent_id: Option<Uuid>,
-    seq: i64,
-    bytes: i64,
+from_row! {
+    /// The size of a row, read before its content.
+    struct RowSize {
+        checkpoint_id: Uuid,
+        parent_id: Option<Uuid>,
+        seq: i64,
+        bytes: i64,
+    }
 }
 
 /// The maximum size of the rows read at once, in bytes. A larger row is read alone.
@@ -697,16 +702,17 @@ pub struct CheckpointSummary {
     pub created_at: Timestamp,
 }
 
-#[derive(sqlx::FromRow)]
-struct SummaryRow {
-    checkpoint_id: Uuid,
-    seq: i64,
-    segment: i64,
-    parent_id: Option<Uuid>,
-    step: i64,
-    source: String,
-    run_id: Option<Uuid>,
-    created_at: i64,
+from_row! {
+    struct SummaryRow {
+        checkpoint_id: Uuid,
+        seq: i64,
+        segment: i64,
+        parent_id: Option<Uuid>,
+        step: i64,
+        source: String,
+        run_id: Option<Uuid>,
+        created_at: i64,
+    }
 }
 
 impl TryFrom<SummaryRow> for CheckpointSummary {

@@ -6,6 +6,7 @@ use uuid::Uuid;
 use super::super::blobs::{self, StoredText};
 use super::super::engine::{LaneColumn, on_engine};
 use super::{DbResult, Head, Tx, cell, find_head, head, load_state};
+use crate::db::row::from_row;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::{Machine, START};
@@ -72,11 +73,12 @@ fn at(head: Head, state: State) -> Machine {
     }
 }
 
-/// A step that wrote an input.
-#[derive(sqlx::FromRow)]
-struct InputRow {
-    checkpoint_id: Uuid,
-    writes: String,
+from_row! {
+    /// A step that wrote an input.
+    struct InputRow {
+        checkpoint_id: Uuid,
+        writes: String,
+    }
 }
 
 /// Returns the input of a subagent's lane; none if the lane has no checkpoint yet.

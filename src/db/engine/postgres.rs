@@ -11,7 +11,7 @@ use futures::stream::BoxStream;
 use futures::{TryFutureExt, TryStreamExt};
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
-use sqlx::{Describe, Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr};
+use sqlx::{Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr};
 
 use super::is_read_only;
 use crate::db::error::DbResult;
@@ -196,13 +196,6 @@ impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
         'c: 'e,
     {
         self.conn.prepare_with(sql, parameters)
-    }
-
-    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, sqlx::Result<Describe<Postgres>>>
-    where
-        'c: 'e,
-    {
-        self.conn.describe(sql)
     }
 }
 

@@ -12,8 +12,8 @@ use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use sqlx::error::BoxDynError;
 use sqlx::sqlite::{SqliteArguments, SqliteQueryResult, SqliteRow, SqliteStatement, SqliteTypeInfo};
 use sqlx::{
-    Arguments, AssertSqlSafe, Describe, Either, Encode, Execute, Executor, SqlSafeStr, SqlStr, Sqlite,
-    SqliteConnection, Type, query_with,
+    Arguments, AssertSqlSafe, Either, Encode, Execute, Executor, SqlSafeStr, SqlStr, Sqlite, SqliteConnection, Type,
+    query_with,
 };
 
 use super::has_code;
@@ -565,13 +565,6 @@ impl<'c> Executor<'c> for &'c mut SqliteConn<'_> {
         'c: 'e,
     {
         self.conn.prepare_with(sql, parameters)
-    }
-
-    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, sqlx::Result<Describe<Sqlite>>>
-    where
-        'c: 'e,
-    {
-        self.conn.describe(sql)
     }
 }
 

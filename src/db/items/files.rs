@@ -10,6 +10,7 @@ use super::{bound_id, cell, push_addresses, push_not_expired, text_of};
 use crate::db::access::push_owner;
 use crate::db::engine::on_engine;
 use crate::db::json::unless_corrupt;
+use crate::db::row::from_row;
 use crate::db::{DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::item::Namespace;
@@ -33,19 +34,20 @@ pub(in crate::db) struct FileFactLimits {
     pub(in crate::db) measured: usize,
 }
 
-/// The columns of an item that holds a file.
-#[derive(sqlx::FromRow)]
-struct FileRow {
-    key: String,
-    is_base64: bool,
-    /// The bytes of the value as it is stored, which Postgres may have compressed.
-    stored: i64,
-    /// The length of a content that is a text, in bytes and without the padding of base64.
-    length: Option<i64>,
-    /// The value, if its content is not a text that the database can measure.
-    value: Option<String>,
-    created_at: i64,
-    updated_at: i64,
+from_row! {
+    /// The columns of an item that holds a file.
+    struct FileRow {
+        key: String,
+        is_base64: bool,
+        /// The bytes of the value as it is stored, which Postgres may have compressed.
+        stored: i64,
+        /// The length of a content that is a text, in bytes and without the padding of base64.
+        length: Option<i64>,
+        /// The value, if its content is not a text that the database can measure.
+        value: Option<String>,
+        created_at: i64,
+        updated_at: i64,
+    }
 }
 
 impl FileRow {

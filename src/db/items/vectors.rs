@@ -17,6 +17,7 @@ use super::{
 use crate::db::access::push_owner;
 use crate::db::engine::{Engine, Vector, on_engine};
 use crate::db::json::{ColumnRef, readable_with, unless_corrupt};
+use crate::db::row::from_row;
 use crate::db::sealing::open_bytes;
 use crate::db::{Db, DbResult, Tx};
 use crate::domain::access::Ownership;
@@ -169,11 +170,11 @@ pub async fn nearest(
     }
 }
 
-#[derive(sqlx::FromRow)]
-struct ScoredRow {
-    #[sqlx(flatten)]
-    item: ItemRow,
-    score: f64,
+from_row! {
+    struct ScoredRow {
+        score: f64,
+        ..item: ItemRow,
+    }
 }
 
 /// Searches with pgvector. For unit vectors the inner product is the cosine; the operator `<#>` returns it negated.
@@ -214,22 +215,23 @@ async fn search_in_postgres(
     readable_with(rows, |row| Ok(found(row.item.try_into()?, narrow(row.score))))
 }
 
-/// The place of a vector in the order of the primary key.
-#[derive(sqlx::FromRow)]
-struct VectorPosition {
-    namespace: String,
-    key: String,
-    path: String,
+from_row! {
+    /// The place of a vector in the order of the primary key.
+    struct VectorPosition {
+        namespace: String,
+        key: String,
+        path: String,
+    }
 }
 
-#[derive(sqlx::FromRow)]
-struct VectorRow {
-    #[sqlx(flatten)]
-    position: VectorPosition,
-    vector: Vector,
-    sealed: Option<Vec<u8>>,
-    /// The value of the item, if the filter is to be applied here.
-    value: Option<String>,
+from_row! {
+    struct VectorRow {
+        vector: Vector,
+        sealed: Option<Vec<u8>>,
+        /// The value of the item, if the filter is to be applied here.
+        value: Option<String>,
+        ..position: VectorPosition,
+    }
 }
 
 impl VectorRow {

@@ -11,6 +11,7 @@ use super::usage::encode_usage;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, on_engine};
+use crate::db::row::from_row;
 use crate::db::statement::LaterRows;
 use crate::db::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use crate::db::{DbError, DbResult, Notification, Tx, blobs, interrupts, notifications, threads};
@@ -50,12 +51,12 @@ const CLAIMED: &str = concatcp!(
      (select owner from threads where threads.thread_id = runs.thread_id) as owner"
 );
 
-#[derive(sqlx::FromRow)]
-struct ClaimRow {
-    #[sqlx(flatten)]
-    run: RunRow,
-    tenant: String,
-    owner: String,
+from_row! {
+    struct ClaimRow {
+        tenant: String,
+        owner: String,
+        ..run: RunRow,
+    }
 }
 
 /// Returns the claim on a run's row. None for a run that cannot be read: the run is ended with an error instead.

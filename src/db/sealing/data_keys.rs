@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::master_keys::WrappedKey;
 use super::{DataKey, KEY_LEN, KeyBytes, KeyChange, Keyring, Sealer, Sealing, fill_random};
 use crate::db::engine::on_engine;
+use crate::db::row::from_row;
 use crate::db::{DbError, DbResult, Tx, threads};
 use crate::domain::access::Ownership;
 use crate::domain::id::{RunId, ThreadId};
@@ -25,13 +26,14 @@ pub(in crate::db) struct TxKeys {
     last_thread: Option<(ThreadId, Sealer)>,
 }
 
-#[derive(sqlx::FromRow)]
-struct KeyRow {
-    key_id: Uuid,
-    tenant: String,
-    master: String,
-    wrapped: Option<Vec<u8>>,
-    change: i64,
+from_row! {
+    struct KeyRow {
+        key_id: Uuid,
+        tenant: String,
+        master: String,
+        wrapped: Option<Vec<u8>>,
+        change: i64,
+    }
 }
 
 impl KeyRow {

@@ -16,7 +16,7 @@ use rmcp::service::{
     ClientInitializeError, PeerRequestOptions, RequestContext, RoleClient, RunningService, ServiceError, serve_client,
     serve_directly,
 };
-use rmcp::transport::{DynamicTransportError, Transport};
+use rmcp::transport::DynamicTransportError;
 use rmcp::{ClientHandler, Peer};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -27,6 +27,7 @@ use super::SpawnServer;
 use super::discovery::{Discovering, STATELESS};
 use super::elicitation::Elicitations;
 use super::notices::OpenCalls;
+use super::transport::ServerTransport;
 use crate::domain::backoff::Backoff;
 use crate::model::pieces::{PieceError, PieceLimits, SilenceLimit};
 
@@ -127,17 +128,14 @@ pub(super) fn abandoned(message: &ClientJsonRpcMessage) -> Option<CancellationTo
 impl Connection {
     /// Begins a connection over a transport that is open and gives these signals. With `patience` the server is first
     /// asked, for this time, whether it needs no handshake; otherwise the handshake comes first.
-    pub(super) async fn begin<T>(
-        transport: T,
+    pub(super) async fn begin(
+        transport: ServerTransport,
         signals: Arc<Signals>,
         limits: Option<PieceLimits>,
         spawn: SpawnServer,
         elicitations: Option<Arc<Elicitations>>,
         patience: Option<Duration>,
-    ) -> Result<Self, ConnectionError>
-    where
-        T: Transport<RoleClient, Error = ConnectionError> + 'static,
-    {
+    ) -> Result<Self, ConnectionError> {
         let client = Client { elicitations };
         let mut transport = Discovering::new(transport);
         let is_stateless = match patience {

@@ -16,19 +16,20 @@ use tokio::time::timeout;
 
 use super::connection::{ConnectionError, Signals};
 use super::message::is_answer;
+use super::transport::ServerTransport;
 
 /// The version without a handshake.
 pub(super) const STATELESS: ProtocolVersion = ProtocolVersion::V_2026_07_28;
 
 /// A transport that may have asked the server for its versions. An answer that comes too late is left out.
-pub(super) struct Discovering<T> {
-    transport: T,
+pub(super) struct Discovering {
+    transport: ServerTransport,
     /// The id of the question. `rmcp` numbers its own requests.
     id: RequestId,
 }
 
-impl<T: Transport<RoleClient, Error = ConnectionError>> Discovering<T> {
-    pub(super) fn new(transport: T) -> Self {
+impl Discovering {
+    pub(super) fn new(transport: ServerTransport) -> Self {
         Self {
             transport,
             id: RequestId::String("discover".into()),
@@ -75,7 +76,7 @@ impl<T: Transport<RoleClient, Error = ConnectionError>> Discovering<T> {
     }
 }
 
-impl<T: Transport<RoleClient, Error = ConnectionError>> Transport<RoleClient> for Discovering<T> {
+impl Transport<RoleClient> for Discovering {
     type Error = ConnectionError;
 
     fn send(

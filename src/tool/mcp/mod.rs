@@ -44,6 +44,7 @@ mod server;
 mod sse;
 mod stdio;
 mod tool;
+mod transport;
 
 pub use oauth::{
     AuthorizationCode, LoginStore, LoginStoreError, LoginTarget, PendingLogin, RedirectAnswer, revoke_tokens,

@@ -20,6 +20,7 @@ use super::oauth::{AccessTokens, ClientTokens, LoginParts, LoginTokens};
 use super::sse::SseTransport;
 use super::stdio::{Program, StdioTransport};
 use super::tool::McpTool;
+use super::transport::ServerTransport;
 use super::{McpLimits, SpawnServer};
 use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport, OAuthGrant};
 use crate::definition::{AfterCrash, OnError, ReadAccess};
@@ -487,15 +488,18 @@ impl McpServer {
         match &self.endpoint {
             Endpoint::Program(program) => {
                 let transport = StdioTransport::open(&self.name, program, self.limits, &signals, &self.spawn)?;
+                let transport = ServerTransport::Stdio(Box::new(transport));
                 Connection::begin(transport, signals, pieces, spawn, elicitations, patience).await
             }
             Endpoint::Http(address) => {
                 let transport = HttpTransport::new(address.clone(), self.limits, self.longest_call(), &signals);
+                let transport = ServerTransport::Http(transport);
                 Connection::begin(transport, signals, None, spawn, elicitations, patience).await
             }
             // The transport is older than the versions without a handshake.
             Endpoint::Sse(address) => {
                 let transport = SseTransport::open(address.clone(), self.limits, &signals).await?;
+                let transport = ServerTransport::Sse(Box::new(transport));
                 Connection::begin(transport, signals, pieces, spawn, elicitations, None).await
             }
         }

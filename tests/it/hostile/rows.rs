@@ -87,7 +87,6 @@ fn is_deadlock(error: &sqlx::Error) -> bool {
 }
 
 /// A column whose type can hold JSON.
-#[derive(sqlx::FromRow)]
 struct Column {
     table_name: String,
     column_name: String,
@@ -110,10 +109,16 @@ async fn columns(server: &TestServer) -> Vec<Column> {
     const POSTGRES: &str = "select table_name::text, column_name::text, data_type::text from information_schema.columns \
         where table_schema = 'public' and table_name not like '\\_%' and data_type in ('text', 'json', 'jsonb') \
         order by 1, 2";
-    match Beside::connect(server).await {
+    let found: Vec<(String, String, String)> = match Beside::connect(server).await {
         Beside::Sqlite(mut conn) => query_as(SQLITE).fetch_all(&mut conn).await.unwrap(),
         Beside::Postgres(mut conn) => query_as(POSTGRES).fetch_all(&mut conn).await.unwrap(),
-    }
+    };
+    let columns = found.into_iter().map(|row| Column {
+        table_name: row.0,
+        column_name: row.1,
+        data_type: row.2,
+    });
+    columns.collect()
 }
 
 /// Makes the JSON of a column unreadable, except for default assistants, and returns the number of changed rows.

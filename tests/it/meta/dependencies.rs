@@ -97,3 +97,14 @@ fn dependencies_that_the_policy_denies_are_absent_or_exist_once() {
         );
     }
 }
+
+#[test]
+fn a_build_compiles_the_drivers_of_databases_once() {
+    let arguments = "tree --locked --offline --edges normal,build --prefix none";
+    let arguments: Vec<&str> = arguments.split(' ').collect();
+    let tree = String::from_utf8(printed("cargo", &arguments)).expect("text");
+    let names: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.contains("sqlx-core"), "{} packages", names.len());
+    // The macros of sqlx need the drivers, and SQLite, while the compiler runs.
+    assert!(!names.contains("sqlx-macros"), "a feature of sqlx needs its macros");
+}

@@ -82,7 +82,7 @@ fn needed_at_compile_time() -> BTreeSet<PathBuf> {
             needed.extend(paths.map(|path| plain(&beside.join(path))));
         }
         // Relative to the manifest.
-        for word in ["sqlx::migrate!(", "include_dir!(", "#[folder = "] {
+        for word in ["include_dir!(", "#[folder = "] {
             let paths = text.split(word).skip(1).filter_map(quoted);
             needed.extend(paths.map(|path| plain(Path::new(&path.replace("$CARGO_MANIFEST_DIR/", "")))));
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use adjutant::domain::time::ManualClock;
 use adjutant::{Adjutant, Builder, Shutdown};
 use serde_json::{Value, json};
+use sqlx::migrate::Migrator;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{ConnectOptions, Connection};
 use tempfile::TempDir;
@@ -190,8 +191,9 @@ async fn sqlite_template() -> &'static [u8] {
             .connect()
             .await
             .expect("a file");
-        let tables = sqlx::migrate!("migrations/sqlite").run(&mut conn).await;
-        tables.expect("the tables are created");
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite"));
+        let migrator = Migrator::new(folder).await.expect("the folder can be read");
+        migrator.run(&mut conn).await.expect("the tables are created");
         // All is in the file itself when the last connection has closed.
         conn.close().await.expect("a clean close");
         std::fs::read(file).expect("the database")

@@ -25,6 +25,7 @@ mod token_request;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use reqwest::header::HeaderValue;
 use reqwest::{RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
@@ -58,13 +59,17 @@ pub(super) enum AccessTokens {
 impl AccessTokens {
     /// Returns the value of the header `authorization`. Callers that come at the same time wait for one request.
     ///
+    /// The future is boxed, so that its code is compiled once and not for each transport.
+    ///
     /// # Errors
     /// If nobody has logged in, or if the authorization server cannot be found or reached, or refuses the client.
-    pub(super) async fn header(&self) -> Result<HeaderValue, ConnectionError> {
-        match self {
-            Self::Client(tokens) => tokens.header().await,
-            Self::Login(tokens) => tokens.header().await,
-        }
+    pub(super) fn header(&self) -> BoxFuture<'_, Result<HeaderValue, ConnectionError>> {
+        Box::pin(async move {
+            match self {
+                Self::Client(tokens) => tokens.header().await,
+                Self::Login(tokens) => tokens.header().await,
+            }
+        })
     }
 
     /// Forgets a token that the server has refused, unless it was replaced already.
