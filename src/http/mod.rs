@@ -371,14 +371,18 @@ impl RequestChecks {
     }
 
     /// Runs the handler of an admitted request within its limits. A panic is an error of the server.
-    async fn handle(&self, caller: Option<&Identity>, mut request: Request, next: Next) -> Response {
+    async fn handle(self: Arc<Self>, caller: Option<Arc<Identity>>, mut request: Request, next: Next) -> Response {
         let is_safe = request.method().is_safe();
         // The limit is enforced where bodies are read.
         DefaultBodyLimit::disable().apply(&mut request);
         request.extensions_mut().insert(Arc::clone(&self.mcp));
-        let handling = AssertUnwindSafe(next.run(request)).catch_unwind();
-        let handling = handling.map(|handled| handled.unwrap_or_else(panicked));
-        let handling = audit::wait_for_entries(&self.audit, caller, handling);
+        let handling = async {
+            match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+                Ok(response) => response,
+                Err(panic) => panicked(panic),
+            }
+        };
+        let handling = audit::wait_for_entries(&self.audit, caller.as_deref(), handling);
         deadline::limit(self.deadline, is_safe, handling).await
     }
 }
@@ -400,7 +404,9 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
             }
             let caller = caller_of(&request);
             let access = caller.as_deref().map(RowAccess::of_caller);
-            let handle = |request| checks.handle(caller.as_deref(), request, next);
+            let handler_checks = Arc::clone(&checks);
+            let handler_caller = caller.clone();
+            let handle = move |request| handler_checks.handle(handler_caller, request, next);
             let response = in_access(access, checks.bodies.admit(request, handle)).await;
             let response = naming(caller.as_ref(), response);
             authentication::end_with_key(&checks.auth, caller, response)

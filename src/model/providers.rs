@@ -41,7 +41,6 @@ mod lean_wire;
 mod listing;
 mod markers;
 mod native;
-mod plain_conversation;
 mod reply;
 mod request;
 mod separators;

@@ -1,5 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures::future::BoxFuture;
+
 use super::*;
 
 /// Sets a mark when it is dropped.
@@ -72,7 +74,7 @@ async fn a_panic_ends_only_its_own_task() {
 
 #[tokio::test]
 async fn the_end_of_an_essential_task_stops_the_server() {
-    let reason_of = async |future: futures::future::BoxFuture<'static, Result<(), String>>| {
+    let reason_of = async |future: BoxFuture<'static, Result<(), String>>| {
         let shutdown = Shutdown::default();
         shutdown.spawn_essential("listener", future);
         shutdown

@@ -318,7 +318,7 @@ async fn assigned_interrupts_are_found_by_their_approvers(db: Db) {
 
 async fn an_interrupt_that_is_raised_again_has_its_new_approvers(db: Db) {
     let mut asked = assigned(&db, "acme", 1, &["eve", "bob"], &[]).await;
-    asked.interrupt.question.approvers.users.remove(0);
+    Arc::make_mut(&mut asked.interrupt.question).approvers.users.remove(0);
     let again = asked.clone();
     write!(db, |tx| interrupts::insert(tx, &again));
     let scope = assigned_to("eve", &[]);

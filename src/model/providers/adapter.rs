@@ -17,12 +17,11 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::caching::{CacheHint, Caching};
-use super::chat_body::{EncodedTools, OmittedParts, STAND_IN};
+use super::chat_body::{EncodedTools, OmittedParts};
 use super::file_names::FileNames;
 use super::separators::Separator;
 use super::transport::{AdjustedTransport, CallIds};
-use super::{Protocol, caching, content, errors, plain_conversation, reply, request};
-use crate::definition::SystemPrompt;
+use super::{Protocol, caching, content, errors, reply, request};
 use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::SilenceTimer;
@@ -41,8 +40,6 @@ pub(super) struct Adapter<W> {
     key: Option<SecretString>,
     caching: Caching,
     tools: EncodedTools,
-    /// True if plain conversations are not left to rig-core.
-    encodes_plain: bool,
 }
 
 impl<W> Adapter<W> {
@@ -65,27 +62,12 @@ impl<W> Adapter<W> {
             key,
             caching: Caching::default(),
             tools: EncodedTools::default(),
-            encodes_plain: false,
         }
     }
 
     /// Returns the model with what its requests say to the cache of the provider.
     pub(super) fn with_caching(self, caching: Caching) -> Self {
         Self { caching, ..self }
-    }
-}
-
-impl<W> Adapter<W>
-where
-    W: Wire<Op = Completion, Payload = Encoded, Frame = WireFrame>,
-{
-    /// Returns the model with plain conversations that are encoded without rig-core, if it would encode them in the same
-    /// way.
-    pub(super) fn with_plain_conversations(self) -> Self {
-        Self {
-            encodes_plain: plain_conversation::is_known_form(&self.wire),
-            ..self
-        }
     }
 }
 
@@ -122,20 +104,16 @@ where
             CacheHint::Nothing | CacheHint::Key | CacheHint::KeyInHeader => vec![],
         };
         let separator = Separator::new(self.kind, &request.messages);
+        let built = request::build(&request, self.kind, separator.as_ref())
+            .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
         let omitted = match self.kind {
-            Protocol::OpenAi => OmittedParts::of(&request, &self.tools, self.encodes_plain)?,
+            Protocol::OpenAi => Some(OmittedParts::of(&request, &self.tools)?),
             Protocol::OpenAiResponses
             | Protocol::Anthropic
             | Protocol::GoogleGenAi
             | Protocol::Ollama
-            | Protocol::Scripted => OmittedParts::default(),
+            | Protocol::Scripted => None,
         };
-        if omitted.has_messages() {
-            request.system = SystemPrompt::default();
-            request.messages = vec![Arc::new(Message::human(STAND_IN))];
-        }
-        let built = request::build(&request, self.kind, separator.as_ref())
-            .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
         let ids = CallIds::default();
         let transport = AdjustedTransport {
             http: self.http.clone(),

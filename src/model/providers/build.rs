@@ -38,8 +38,7 @@ pub(super) fn model(
         Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
             let wire = SingleParse(LeanWire::new(wire));
-            let adapter = Adapter::new(protocol, model, wire, http, limits, key);
-            Arc::new(adapter.with_caching(caching).with_plain_conversations())
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key).with_caching(caching))
         }
         Protocol::OpenAiResponses => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).responses(model).wire;

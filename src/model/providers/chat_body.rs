@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::{plain_conversation, request};
+use super::request;
 use crate::model::{ModelError, ModelRequest, ToolSpec};
 
-/// The instructions, and the message, that rig-core gets in place of the real ones.
+/// The instructions that rig-core gets in place of the real ones.
 pub(super) const STAND_IN: &str = "instructions";
 
 /// The maximum number of lists of tools that are kept for one model.
@@ -35,31 +35,19 @@ pub(super) struct OmittedParts {
     instructions: Option<Arc<str>>,
     /// The encoded list of the tools, unless there are none.
     tools: Option<Arc<RawValue>>,
-    /// The encoded list of all messages, the instructions included, if they are not left to rig-core.
-    messages: Option<Arc<RawValue>>,
 }
 
 impl OmittedParts {
-    /// Returns the parts of a request. A plain conversation is one of them if `encodes_plain`.
+    /// Returns the parts of a request.
     ///
     /// # Errors
     /// When the name of a tool cannot be sent.
-    pub(super) fn of(request: &ModelRequest, known: &EncodedTools, encodes_plain: bool) -> Result<Self, ModelError> {
+    pub(super) fn of(request: &ModelRequest, known: &EncodedTools) -> Result<Self, ModelError> {
         let has_tools = !request.tools.is_empty();
-        let tools = has_tools.then(|| known.of(&request.tools)).transpose()?;
-        let instructions = (!request.system.is_blank()).then(|| request.system.text());
-        let plain = encodes_plain.then(|| plain_conversation::encode(request, instructions.as_deref()));
-        let messages: Option<Arc<RawValue>> = plain.flatten().map(Arc::from);
         Ok(Self {
-            instructions: instructions.filter(|_| messages.is_none()).map(Arc::from),
-            tools,
-            messages,
+            instructions: (!request.system.is_blank()).then(|| request.system.text().into()),
+            tools: has_tools.then(|| known.of(&request.tools)).transpose()?,
         })
-    }
-
-    /// Returns whether rig-core does not get the messages.
-    pub(super) fn has_messages(&self) -> bool {
-        self.messages.is_some()
     }
 
     /// Sets the parts in an encoded request, and sends the other messages of the system as texts. Returns false if that is
@@ -78,19 +66,21 @@ impl OmittedParts {
     /// Returns the whole body; none if it is no request with messages. Only messages of the system are parsed.
     fn complete(&self, body: &[u8]) -> Option<Vec<u8>> {
         let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
-        let messages = match &self.messages {
-            Some(messages) => SentField::Value(messages),
-            None => SentField::Messages(self.messages_in(fields.get("messages").copied()?)?),
-        };
+        let messages = fields.get("messages").copied()?;
+        let messages: Vec<&RawValue> = serde_json::from_str(messages.get()).ok()?;
+        let mut messages: Vec<SentMessage<'_>> = messages.into_iter().map(SentMessage::of).collect();
+        if let (Some(instructions), Some(first)) = (&self.instructions, messages.first_mut()) {
+            let instructions: &str = instructions;
+            *first = SentMessage::system(instructions.into());
+        }
         let instructions = self.instructions.as_ref().map_or(0, |text| text.len());
         // Most texts have few characters that need an escape.
         let mut size = body.len() + instructions + instructions / 16;
-        size += self.messages.as_ref().map_or(0, |messages| messages.get().len());
         let mut sent: BTreeMap<String, SentField<'_>> = fields
             .into_iter()
             .map(|(name, value)| (name, SentField::Value(value)))
             .collect();
-        sent.insert("messages".to_owned(), messages);
+        sent.insert("messages".to_owned(), SentField::Messages(messages));
         if let Some(tools) = &self.tools {
             size += tools.get().len();
             sent.insert("tools".to_owned(), SentField::Value(tools));
@@ -98,17 +88,6 @@ impl OmittedParts {
         let mut whole = Vec::with_capacity(size);
         serde_json::to_writer(&mut whole, &sent).ok()?;
         Some(whole)
-    }
-
-    /// Returns the encoded messages with the instructions.
-    fn messages_in<'a>(&'a self, encoded: &'a RawValue) -> Option<Vec<SentMessage<'a>>> {
-        let messages: Vec<&RawValue> = serde_json::from_str(encoded.get()).ok()?;
-        let mut messages: Vec<SentMessage<'_>> = messages.into_iter().map(SentMessage::of).collect();
-        if let (Some(instructions), Some(first)) = (&self.instructions, messages.first_mut()) {
-            let instructions: &str = instructions;
-            *first = SentMessage::system(instructions.into());
-        }
-        Some(messages)
     }
 }
 
@@ -258,7 +237,7 @@ mod tests {
     }
 
     fn sent(request: &ModelRequest, known: &EncodedTools, body: &Value) -> Value {
-        let omitted = OmittedParts::of(request, known, false).expect("parts");
+        let omitted = OmittedParts::of(request, known).expect("parts");
         let whole = omitted.complete(body.to_string().as_bytes()).expect("a body");
         serde_json::from_slice(&whole).expect("JSON")
     }

@@ -97,6 +97,7 @@ where
         kind,
         ids: CallIds::default(),
         file_names: FileNames::default(),
+        omitted: None,
         blocks: [].into(),
         separator: None,
         cache: CacheHint::Nothing,

@@ -73,7 +73,7 @@ macro_rules! forward {
     };
 }
 
-impl<W: ReplayTarget> ReplayTarget for LeanWire<W> {
+impl<W: ReplayTarget + Send> ReplayTarget for LeanWire<W> {
     forward! {
         fn api(&self) -> Api;
         fn provider(&self) -> &str;

@@ -19,7 +19,6 @@ use crate::model::{ModelEvent, ModelRequest, ToolSpec};
 mod caching;
 mod empty_texts;
 mod names;
-mod plain_conversations;
 mod replay;
 mod responses;
 mod wires;

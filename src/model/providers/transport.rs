@@ -55,7 +55,7 @@ pub(super) struct AdjustedTransport {
     /// The names of the files in the request.
     pub(super) file_names: FileNames,
     /// The parts of the request that rig-core did not get.
-    pub(super) omitted: OmittedParts,
+    pub(super) omitted: Option<OmittedParts>,
     /// The blocks of the instructions, if markers are set for the cache of the provider.
     pub(super) blocks: Arc<[PromptBlock]>,
     /// The separator between messages of the user.
@@ -81,7 +81,11 @@ where
         if self.kind == Protocol::Anthropic && has_own {
             markers::set(&mut payload.request, &self.blocks);
         }
-        if self.kind == Protocol::OpenAi && !self.omitted.set(&mut payload.request) {
+        if self
+            .omitted
+            .as_ref()
+            .is_some_and(|omitted| !omitted.set(&mut payload.request))
+        {
             return Opening::failed(ProviderError::request("the request has no list of messages"));
         }
         if let Some(separator) = &self.separator {

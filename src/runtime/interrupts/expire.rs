@@ -96,7 +96,7 @@ pub(super) async fn answers(tx: &mut Tx<'_>, thread: ThreadId, ids: &[InterruptI
     let open = pending(tx, thread).await?;
     let expired = open.into_iter().filter(|record| ids.contains(&record.interrupt.id));
     let answered = |record: InterruptRecord| {
-        let answer = record.interrupt.question.expiry?.answer;
+        let answer = record.interrupt.question.expiry.as_ref()?.answer.clone();
         Some((record.interrupt.id, answer))
     };
     Ok(expired.filter_map(answered).collect())

@@ -147,7 +147,7 @@ impl CallInput {
         let mut answered = vec![];
         for question in questions {
             let at = earlier.iter().position(|(value, _)| *value == question.value)?;
-            answered.push((question.clone(), earlier.remove(at).1));
+            answered.push((Arc::new(question.clone()), earlier.remove(at).1));
         }
         Some(Self {
             earlier,
