@@ -108,11 +108,9 @@ where
             .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
         let omitted = match self.kind {
             Protocol::OpenAi => Some(OmittedParts::of(&request, &self.tools)?),
-            Protocol::OpenAiResponses
-            | Protocol::Anthropic
-            | Protocol::GoogleGenAi
-            | Protocol::Ollama
-            | Protocol::Scripted => None,
+            // rig-core gets all of it, but its messages of the system are to be sent as texts.
+            Protocol::Ollama => Some(OmittedParts::default()),
+            Protocol::OpenAiResponses | Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => None,
         };
         let ids = CallIds::default();
         let transport = AdjustedTransport {
