@@ -155,6 +155,13 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_file_is_unpacked_once() {
+        let icon = async || file("favicon-16x16.png").await.ok().flatten().expect("the file").content;
+        let first = icon().await;
+        assert_eq!(icon().await.as_ptr(), first.as_ptr());
+    }
+
     #[test]
     fn the_page_shows_the_document_of_this_server() {
         let initializer = read(INITIALIZER).expect("the file").content;
