@@ -157,7 +157,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_is_unpacked_once() {
-        let icon = async || file("favicon-16x16.png").await.ok().flatten().expect("the file").content;
+        let icon = async || {
+            file("favicon-16x16.png")
+                .await
+                .ok()
+                .flatten()
+                .expect("the file")
+                .content
+        };
         let first = icon().await;
         assert_eq!(icon().await.as_ptr(), first.as_ptr());
     }
