@@ -5,7 +5,6 @@
 //! Postgres takes one statement with values at a time, so there each is sent at once, or when its rows are needed.
 
 use std::borrow::Cow;
-use std::iter;
 
 use futures::TryStreamExt;
 use sqlx::error::BoxDynError;
@@ -110,13 +109,16 @@ impl Statement<'_, '_> {
         self
     }
 
-    /// Binds values, of which there is one at least, and appends them to the text as a list in brackets.
+    /// Binds values, and appends them to the text as a list in brackets.
     pub(super) fn bind_list<'q, V: SqlValue<'q>>(mut self, values: impl Iterator<Item = V>) -> Self {
-        self.push_rows(iter::once(values), |list, values| {
-            for value in values {
-                list.push_bind(value);
-            }
-        });
+        self.sql.to_mut().push('(');
+        for (index, value) in values.enumerate() {
+            self.add(value);
+            let separator = if index == 0 { "" } else { ", " };
+            let number = self.bound;
+            self.sql.to_mut().push_str(&format!("{separator}${number}"));
+        }
+        self.sql.to_mut().push(')');
         self
     }
 
