@@ -50,7 +50,7 @@ use crate::net::ssrf::AddressRules;
 use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
     AgentSources, AuditSettings, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts, SharingRules, Store,
-    StoreSettings, WebhookSettings, Webhooks,
+    StoreSettings, WebhookSettings, Webhooks, spawn_essential,
 };
 use crate::shutdown::Shutdown;
 use crate::telemetry::Telemetry;
@@ -360,12 +360,6 @@ async fn agent_sources(
         validation_context: config::validation_context(config),
         files,
     })
-}
-
-/// Starts an essential task, which works for the server itself.
-fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-    let task = RowAccess::Server.scope(task.boxed());
-    shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
 
 /// Returns the HTTP settings of a server bound to `address`.

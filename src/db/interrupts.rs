@@ -7,7 +7,7 @@ use const_format::concatcp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::types::Json;
-use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
 use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
@@ -367,14 +367,6 @@ pub async fn visible(tx: &mut Tx<'_>, wanted: &VisibleInterrupts) -> DbResult<Ve
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
     let statement = tx.statement(FIND).bind(thread.0).bind(id.0.as_str());
     let row: Option<InterruptRow> = statement.fetch_optional().await?;
-    row.map(InterruptRecord::try_from).transpose()
-}
-
-/// Returns the interrupt with this id on any thread; the newest, if copies of a thread have the same id.
-pub async fn find_by_id(tx: &mut Tx<'_>, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
-    const SQL: &str = concatcp!(SELECT, " where interrupt_id = $1 order by created_at desc limit 1");
-    let row: Option<InterruptRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(id.0.as_str()).fetch_optional(conn).await)?;
     row.map(InterruptRecord::try_from).transpose()
 }
 

@@ -476,14 +476,14 @@ impl Db {
                 return self.0.queue.run(access, operation).await;
             };
             let stored = Arc::new(OnceLock::new());
-            let of_job = entries.clone();
-            let stored_by_job = Arc::clone(&stored);
+            let of_operation = entries.clone();
+            let stored_by_operation = Arc::clone(&stored);
             let operation_with_entries = DbOperation::new(move |tx| {
                 Box::pin(async move {
                     let is_kept = operation.run(tx).await?;
                     if is_kept {
                         // After the operation, which may add entries, and which may have to begin without locks.
-                        let _ = stored_by_job.set(of_job.insert(tx).await?);
+                        let _ = stored_by_operation.set(of_operation.insert(tx).await?);
                     }
                     Ok(is_kept)
                 })

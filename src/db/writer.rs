@@ -164,7 +164,7 @@ async fn run_group(
     while let Some(operation) = group.pop() {
         let is_last = group.is_empty();
         let access = operation.access.clone();
-        let mut tx = Tx::sqlite(SqliteConn::of_job(&mut *conn, opening), parts, &access);
+        let mut tx = Tx::sqlite(SqliteConn::of_operation(&mut *conn, opening), parts, &access);
         let mut operation = operation.run(&mut tx).await;
         let end = match (is_last, is_first) {
             (true, _) => COMMIT,

@@ -83,6 +83,13 @@ mod tests {
     }
 
     #[test]
+    fn comments_are_no_values() {
+        let text = "# The skill.\nname: a # its name\nlist:\n  # the first\n  - \"#1\"\n  - b#2\n";
+        let expected = serde_json::json!({"name": "a", "list": ["#1", "b#2"]});
+        assert_eq!(yaml(text).ok(), Some(expected));
+    }
+
+    #[test]
     fn yaml_that_expands_without_end_is_refused() {
         let mut text = "a0: &a0 x\n".to_owned();
         for level in 1..=20 {

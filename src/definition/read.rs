@@ -144,6 +144,8 @@ fn plain_words(field: &FieldPath, message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use serde::Deserialize;
     use serde_json::json;
 
@@ -188,6 +190,67 @@ mod tests {
             })
         );
         assert_eq!(read::<Outer>(json!({"inner": null})).value, Some(Outer::default()));
+    }
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(default)]
+    struct Places {
+        named: BTreeMap<String, Counted>,
+        form: Option<Form>,
+        flat: Option<Flat>,
+    }
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Counted {
+        #[serde(alias = "count")]
+        number: u32,
+    }
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Form {
+        Wide { width: u32 },
+    }
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    struct Flat {
+        #[serde(flatten)]
+        rest: Inner,
+    }
+
+    #[test]
+    fn a_mistake_is_reported_at_the_innermost_value_whose_place_is_known() {
+        let number = "must be a whole number from 0 to 4294967295";
+        for (value, expected) in [
+            (
+                json!({"named": {"a b": {"number": "x"}}}),
+                format!("named.\"a b\".number: {number}, not a text"),
+            ),
+            (
+                json!({"named": {"a": {"number": 1, "numbr": 2}}}),
+                "named.a.numbr: unknown key;".to_owned(),
+            ),
+            (
+                json!({"named": {"a": {}}}),
+                "named.a: `number` must be given".to_owned(),
+            ),
+            (
+                json!({"named": {"a": {"number": 1, "count": 2}}}),
+                "named.a: `number` is given twice".to_owned(),
+            ),
+            (
+                json!({"form": {"wide": {"width": "x"}}}),
+                format!("form: {number}, not a text"),
+            ),
+            (json!({"form": "narrow"}), "form: `narrow` is not allowed;".to_owned()),
+            (json!({"flat": {"number": "x"}}), format!("flat: {number}, not a text")),
+        ] {
+            let findings = read::<Places>(value).findings;
+            let reported: Vec<String> = findings.iter().map(ToString::to_string).collect();
+            assert_eq!(reported.len(), 1, "{reported:?}");
+            assert!(reported[0].starts_with(&expected), "{reported:?} instead of {expected}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) struct Misplaced {
     pub(super) error: Error,
 }
 
-/// Reads a value in this way.
+/// Reads a value, which must have a table where the type has one.
 ///
 /// # Errors
 /// Returns the first mistake.
@@ -63,7 +63,7 @@ impl Place<'_> {
     }
 }
 
-/// A value that is read in this way.
+/// A value that is read so, and its place.
 #[derive(Clone, Copy)]
 struct Strict<'p, 'de> {
     value: &'de Value,

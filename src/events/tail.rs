@@ -190,11 +190,6 @@ impl Tail {
         None
     }
 
-    /// Returns true if events are buffered.
-    pub fn has_ready(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
     /// Buffers events after `after`. False if there are none yet.
     async fn fill(&mut self, after: i64) -> DbResult<bool> {
         if self.joins && self.take_beginnings(after) {

@@ -11,7 +11,6 @@ use axum::extract::Path;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
-use tokio::task::spawn_blocking;
 use utoipa::OpenApi;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::schema::{AdditionalProperties, ArrayItems, SchemaType, Type};
@@ -232,9 +231,6 @@ fn add_errors(operation: &mut Operation, changes: bool) {
     add("500", "Internal error; `detail` holds the id under which it was logged");
 }
 
-/// The path of the document.
-const DOCUMENT: &str = "/openapi.json";
-
 /// The routes `/openapi.json`, and `/docs`, a page that needs no external resources. `endpoints` is the document of the
 /// route table; it is completed when it is first read, since few servers are ever asked for it.
 pub(super) fn pages(endpoints: &'static openapi::OpenApi, requires_credentials: bool) -> Router<AppState> {
@@ -247,7 +243,7 @@ pub(super) fn pages(endpoints: &'static openapi::OpenApi, requires_credentials: 
     }));
     Router::new()
         .route(
-            DOCUMENT,
+            swagger_ui::DOCUMENT,
             get(async move || ([(header::CONTENT_TYPE, "application/json")], Bytes::clone(&text))),
         )
         // Browsers request it on every page.
@@ -255,8 +251,8 @@ pub(super) fn pages(endpoints: &'static openapi::OpenApi, requires_credentials: 
             "/favicon.ico",
             get(async || ([(header::CACHE_CONTROL, "max-age=86400")], StatusCode::NO_CONTENT)),
         )
-        .route("/docs", get(async || front_page()))
-        .route("/docs/{*file}", get(async |Path(file): Path<String>| asset(file).await))
+        .route("/docs", get(front_page))
+        .route("/docs/{*file}", get(asset))
 }
 
 /// The content security policy of pages: own resources only, and no frames.
@@ -272,17 +268,15 @@ const PAGE_HEADERS: [(HeaderName, &str); 3] = [
 ];
 
 /// The page itself. Its path has no trailing slash, so a `<base>` element names the folder of its assets.
-fn front_page() -> Result<Response, ApiError> {
-    let page = swagger_ui::file("index.html", DOCUMENT).ok_or_else(ApiError::no_route)?;
+async fn front_page() -> Result<Response, ApiError> {
+    let page = swagger_ui::file("index.html").await?.ok_or_else(ApiError::no_route)?;
     let page = String::from_utf8_lossy(&page.content).replacen("<head>", "<head><base href=\"/docs/\">", 1);
     Ok((PAGE_HEADERS, Html(page)).into_response())
 }
 
-/// An asset of the page. The largest takes milliseconds to unpack.
-async fn asset(file: String) -> Result<Response, ApiError> {
-    let found = spawn_blocking(move || swagger_ui::file(&file, DOCUMENT)).await;
-    let found = found.map_err(|error| ApiError::fault(&error))?;
-    let found = found.ok_or_else(ApiError::no_route)?;
+/// An asset of the page.
+async fn asset(Path(name): Path<String>) -> Result<Response, ApiError> {
+    let found = swagger_ui::file(&name).await?.ok_or_else(ApiError::no_route)?;
     Ok((
         PAGE_HEADERS,
         [(header::CONTENT_TYPE, found.content_type)],

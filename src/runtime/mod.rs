@@ -239,7 +239,11 @@ pub struct RuntimeParts {
 
 /// Starts an essential task, which ends only with the server. The process ends if the task ends before. It works for the
 /// server itself.
-fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+pub(crate) fn spawn_essential(
+    shutdown: &Shutdown,
+    name: &'static str,
+    task: impl Future<Output = ()> + Send + 'static,
+) {
     let task = RowAccess::Server.scope(task.boxed());
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }

@@ -213,7 +213,7 @@ impl<'c> SqliteConn<'c> {
 
     /// Takes a connection for an operation of the writer, like [`Self::opened`]. Unless the operation ends with
     /// [`Self::end_operation`], the statements that wait are not sent, and the transaction has to be rolled back.
-    pub(in crate::db) fn of_job(conn: &'c mut SqliteConnection, opening: PlainStatements) -> Self {
+    pub(in crate::db) fn of_operation(conn: &'c mut SqliteConnection, opening: PlainStatements) -> Self {
         Self {
             may_wait: true,
             ..Self::opened(conn, opening)

@@ -76,9 +76,7 @@ async fn interrupts_are_stored_and_answered(db: Db) {
     assert_eq!(read!(db, |tx| interrupts::find(tx, one, &wanted)), Some(first.clone()));
     let wanted = id.clone();
     assert_eq!(read!(db, |tx| interrupts::find(tx, two, &wanted)), None);
-    let wanted = id.clone();
-    assert_eq!(read!(db, |tx| interrupts::find_by_id(tx, &wanted)), Some(first.clone()));
-    assert_eq!(read!(db, |tx| interrupts::find_by_id(tx, &missing)), None);
+    assert_eq!(read!(db, |tx| interrupts::find(tx, one, &missing)), None);
     assert_eq!(
         read!(db, |tx| interrupts::of_thread(tx, one, None)),
         [first.clone(), later.clone()]

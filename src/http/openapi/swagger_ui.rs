@@ -2,10 +2,16 @@
 //!
 //! The crate `utoipa-swagger-ui` unpacks the same archive when it is built, and builds a dozen other crates for that.
 
+use std::collections::BTreeMap;
 use std::io::Read;
+use std::sync::Mutex;
 
+use axum::body::Bytes;
 use flate2::read::DeflateDecoder;
+use tokio::task::spawn_blocking;
 use utoipa_swagger_ui_vendored::SWAGGER_UI_VENDORED as ARCHIVE;
+
+use crate::http::error::ApiError;
 
 /// The file that names the shown document.
 const INITIALIZER: &str = "swagger-initializer.js";
@@ -20,17 +26,44 @@ const END: [u8; 4] = *b"PK\x05\x06";
 const STORED: usize = 0;
 const DEFLATED: usize = 8;
 
+/// The path of the document that the page shows.
+pub(super) const DOCUMENT: &str = "/openapi.json";
+
 /// A file of the page.
+#[derive(Clone)]
 pub(super) struct PageFile {
     pub(super) content_type: &'static str,
-    pub(super) content: Vec<u8>,
+    pub(super) content: Bytes,
 }
 
-/// Returns a file of the page that shows the document at `document`. None if there is no such file.
-pub(super) fn file(name: &str, document: &str) -> Option<PageFile> {
+/// The files that were requested. The largest takes milliseconds to unpack, and anyone may request it.
+static UNPACKED: Mutex<BTreeMap<String, PageFile>> = Mutex::new(BTreeMap::new());
+
+/// Returns a file of the page, which is unpacked when it is first requested. `None` if there is no such file.
+///
+/// # Errors
+/// 500 if the task that unpacks it panics.
+pub(super) async fn file(name: &str) -> Result<Option<PageFile>, ApiError> {
+    let known = UNPACKED.lock().ok().and_then(|files| files.get(name).cloned());
+    if known.is_some() {
+        return Ok(known);
+    }
+    let requested = name.to_owned();
+    let found = spawn_blocking(move || read(&requested)).await;
+    let found = found.map_err(|error| ApiError::fault(&error))?;
+    if let Some(file) = &found
+        && let Ok(mut files) = UNPACKED.lock()
+    {
+        files.insert(name.to_owned(), file.clone());
+    }
+    Ok(found)
+}
+
+/// Reads a file in the archive.
+fn read(name: &str) -> Option<PageFile> {
     let content = unpack(find(name)?)?;
     let content = match name {
-        INITIALIZER => String::from_utf8(content).ok()?.replace(SAMPLE, document).into_bytes(),
+        INITIALIZER => String::from_utf8(content).ok()?.replace(SAMPLE, DOCUMENT).into_bytes(),
         _ => content,
     };
     let content_type = match name.rsplit_once('.')?.1 {
@@ -40,7 +73,10 @@ pub(super) fn file(name: &str, document: &str) -> Option<PageFile> {
         "png" => "image/png",
         _ => "application/octet-stream",
     };
-    Some(PageFile { content_type, content })
+    Some(PageFile {
+        content_type,
+        content: content.into(),
+    })
 }
 
 /// Returns the position of the record of a file in the directory of the archive.
@@ -104,7 +140,7 @@ mod tests {
                 "SwaggerUIStandalonePreset",
             ),
         ] {
-            let found = file(name, "/openapi.json").expect(name);
+            let found = read(name).expect(name);
             assert_eq!(found.content_type, content_type, "{name}");
             assert_eq!(
                 Some(found.content.len()),
@@ -113,16 +149,30 @@ mod tests {
             );
             assert!(String::from_utf8_lossy(&found.content).contains(part), "{name}");
         }
-        assert!(file("favicon-32x32.png", "/openapi.json").is_some_and(|icon| icon.content.starts_with(b"\x89PNG")));
+        assert!(read("favicon-32x32.png").is_some_and(|icon| icon.content.starts_with(b"\x89PNG")));
         for name in ["", "no.js", "../README.md", "index.html/"] {
-            assert!(file(name, "/openapi.json").is_none(), "{name}");
+            assert!(read(name).is_none(), "{name}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_file_is_unpacked_once() {
+        let icon = async || {
+            file("favicon-16x16.png")
+                .await
+                .ok()
+                .flatten()
+                .expect("the file")
+                .content
+        };
+        let first = icon().await;
+        assert_eq!(icon().await.as_ptr(), first.as_ptr());
     }
 
     #[test]
     fn the_page_shows_the_document_of_this_server() {
-        let initializer = file(INITIALIZER, "/openapi.json").expect("the file").content;
-        let initializer = String::from_utf8(initializer).expect("text");
+        let initializer = read(INITIALIZER).expect("the file").content;
+        let initializer = String::from_utf8_lossy(&initializer);
         assert!(initializer.contains("url: \"/openapi.json\""), "{initializer}");
     }
 }
