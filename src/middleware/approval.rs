@@ -577,7 +577,7 @@ struct ActionSchemas(Mutex<Vec<KnownTools>>);
 /// Tools whose schemas were checked.
 struct KnownTools {
     tools: Vec<Arc<ToolSpec>>,
-    /// Those among them whose schemas can be embedded.
+    /// The tools among them whose schemas can be embedded.
     embedded: Vec<Arc<ToolSpec>>,
 }
 
