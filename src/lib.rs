@@ -93,8 +93,9 @@
 //!
 //! 1. [`http`] checks the shape of the request and makes a [`runtime::NewRun`] of it.
 //! 2. [`runtime`] admits it in one transaction: locks the thread, applies the multitask strategy, checks and assigns
-//!    the answers to open interrupts, inserts the run, and claims it if the thread is free. Input is stored, too, if the run
-//!    brings nothing else and the state of the thread is in memory; so are answers to the main agent.
+//!    the answers to open interrupts, inserts the run, and claims it if the thread is free. If the run brings nothing but
+//!    input, and the state of the thread is in memory, the input is stored, too. If it brings answers to the main agent
+//!    alone, they are stored in its position.
 //! 3. The worker loads the machine, gives it the input, unless that is done, and drives it: next → act → record → commit,
 //!    again and again. Tools run side by side; a delegated call drives a child's machine through a journal of its own lane.
 //! 4. Each commit is one transaction (checkpoints, position, interrupts, events, status), fenced by the lease. When it

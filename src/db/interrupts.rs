@@ -420,29 +420,43 @@ pub async fn pending_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Db
 
 /// Returns the runs of a thread that brought answers, each with a run that raised an answered interrupt.
 pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunId, RunId>> {
-    resumed_later(tx, thread).await?.read(tx).await
+    const SQL: &str = "select resumed_by, run_id from interrupts where thread_id = $1 and resumed_by is not null \
+        order by seq";
+    let rows = tx.statement(SQL).bind(thread.0).fetch_all().await?;
+    Ok(resumed_of(rows))
 }
+
+fn resumed_of(rows: Vec<(Uuid, Uuid)>) -> HashMap<RunId, RunId> {
+    let runs = rows.into_iter().map(|(by, raised_by)| (RunId(by), RunId(raised_by)));
+    runs.collect()
+}
+
+/// The most answered interrupts of a thread that are read within a write. Other writes wait for it, and for each run that was
+/// continued with an answer more is read.
+pub(in crate::db) const FEW_ANSWERED: usize = 32;
 
 /// The runs that brought answers, to be read later in their transaction.
 pub struct LaterResumed(LaterRows<(Uuid, Uuid)>);
 
-/// Returns the runs of [`resumed`], to be read later in the transaction, which must answer no interrupt meanwhile. On SQLite they
-/// are read together with other rows.
-pub async fn resumed_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterResumed> {
-    const SQL: &str = "select resumed_by, run_id from interrupts where thread_id = $1 and resumed_by is not null \
-        order by seq";
+/// Returns the runs of [`resumed`], unless many interrupts of the thread were answered, to be read later in the transaction, which
+/// must answer no interrupt meanwhile. On SQLite they are read together with other rows.
+pub async fn few_resumed_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterResumed> {
+    // The inner order is that of the primary key, so that no more than these rows are read.
+    const SQL: &str = concatcp!(
+        "select resumed_by, run_id from (select resumed_by, run_id, seq from interrupts where thread_id = $1 \
+         and resumed_by is not null order by interrupt_id limit ",
+        FEW_ANSWERED + 1,
+        ") answered order by seq"
+    );
     let statement = tx.statement(SQL).bind(thread.0);
     statement.fetch_later().await.map(LaterResumed)
 }
 
 impl LaterResumed {
-    /// Reads the runs.
-    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<HashMap<RunId, RunId>> {
+    /// Reads the runs; none if there are many.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<HashMap<RunId, RunId>>> {
         let rows = self.0.fetch_all(tx).await?;
-        Ok(rows
-            .into_iter()
-            .map(|(by, raised_by)| (RunId(by), RunId(raised_by)))
-            .collect())
+        Ok((rows.len() <= FEW_ANSWERED).then(|| resumed_of(rows)))
     }
 }
 

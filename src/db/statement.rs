@@ -114,9 +114,9 @@ impl Statement<'_, '_> {
         self.sql.to_mut().push('(');
         for (index, value) in values.enumerate() {
             self.add(value);
-            let separator = if index == 0 { "" } else { ", " };
-            let number = self.bound;
-            self.sql.to_mut().push_str(&format!("{separator}${number}"));
+            let sql = self.sql.to_mut();
+            sql.push_str(if index == 0 { "$" } else { ", $" });
+            push_number(sql, self.bound);
         }
         self.sql.to_mut().push(')');
         self

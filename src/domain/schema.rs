@@ -48,7 +48,7 @@ const MAX_CHECKS_EXPLAINED: u64 = 10_000;
 const MANY_CHECKS: u64 = 100_000;
 /// The number of compiled schemas that are kept.
 const MAX_KEPT: usize = 16;
-/// The maximum size of a schema that is kept, in bytes.
+/// The maximum size of a schema that is kept, in bytes. Schemas with regular expressions are not kept.
 const MAX_KEPT_BYTES: usize = 32 * 1024;
 
 /// The schemas that were compiled last.
@@ -58,6 +58,8 @@ static KEPT: KeptSchemas = KeptSchemas::new();
 pub struct Schema {
     validator: Validator,
     size: Size,
+    /// True if it has regular expressions.
+    has_patterns: bool,
 }
 
 /// The error for a schema that is not admitted.
@@ -141,7 +143,8 @@ impl KeptSchemas {
             return Ok(compiled);
         }
         let compiled = Arc::new(Schema::compile(schema)?);
-        if size::of_value(schema) <= MAX_KEPT_BYTES {
+        // A short regular expression may take a megabyte.
+        if !compiled.has_patterns && size::of_value(schema) <= MAX_KEPT_BYTES {
             self.keep(schema, &compiled);
         }
         Ok(compiled)
@@ -180,7 +183,11 @@ impl Schema {
             place: error.instance_path().to_string(),
             reason: error.to_string(),
         })?;
-        Ok(Self { validator, size })
+        Ok(Self {
+            validator,
+            size,
+            has_patterns: texts.patterns > 0,
+        })
     }
 
     /// Validates a value.

@@ -32,7 +32,7 @@ use crate::tool::{Halt, Scope, Toolbox};
 /// The reason of a rejection for which nobody has decided.
 const EXPIRED: &str = "Nobody decided in time.";
 
-/// The most schemas of calls that are kept for an agent.
+/// The most lists of tools that are kept for an agent.
 const MAX_KEPT: usize = 32;
 
 /// The approval middleware.
@@ -569,10 +569,17 @@ fn decision_schema(allowed: &[DecisionKind], scopes: &[DecisionScope]) -> Value 
     schema
 }
 
-/// The schemas of the calls of some tools, by these tools, the newest one last. To find out what can be embedded takes longer than
-/// everything else that a question needs.
+/// The schemas of the calls of some tools. To find out whose schemas can be embedded takes longer than everything else that a
+/// question needs, so that is kept, for the last lists of tools. The schemas are not, which may be large.
 #[derive(Default)]
-struct ActionSchemas(Mutex<Vec<(Vec<Arc<ToolSpec>>, Value)>>);
+struct ActionSchemas(Mutex<Vec<KnownTools>>);
+
+/// Tools whose schemas were checked.
+struct KnownTools {
+    tools: Vec<Arc<ToolSpec>>,
+    /// The tools among them whose schemas can be embedded.
+    embedded: Vec<Arc<ToolSpec>>,
+}
 
 impl ActionSchemas {
     /// Returns the schema of a call of one of `tools`.
@@ -582,28 +589,39 @@ impl ActionSchemas {
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = lock()
             .iter()
-            .find(|(known, _)| are_these(known))
-            .map(|(_, schema)| schema.clone());
-        if let Some(schema) = found {
-            return schema;
+            .find(|known| are_these(&known.tools))
+            .map(|known| known.embedded.clone());
+        if let Some(embedded) = found {
+            return action_schema(&tools, &embedded);
         }
-        let schema = action_schema(&tools);
+        let embedded = embeddable(&tools);
+        let schema = action_schema(&tools, &embedded);
         let mut kept = lock();
         // The list of a server's tools may change again and again.
         if kept.len() >= MAX_KEPT {
             kept.remove(0);
         }
-        kept.push((tools, schema.clone()));
+        kept.push(KnownTools { tools, embedded });
         schema
     }
 }
 
-/// Returns the schema of a call of one of `tools`. Arguments are checked as far as the tool's schema can be embedded.
-fn action_schema(tools: &[Arc<ToolSpec>]) -> Value {
+/// Returns those of the tools whose schemas can be embedded into the one of their calls.
+fn embeddable(tools: &[Arc<ToolSpec>]) -> Vec<Arc<ToolSpec>> {
+    let alone = tools.iter().filter(|tool| stands_alone(&tool.parameters));
+    let alone: Vec<Arc<ToolSpec>> = alone.cloned().collect();
+    // Each schema is small enough, but all of them together may not be.
+    match Schema::compile(&action_schema(tools, &alone)) {
+        Ok(_) => alone,
+        Err(_) => vec![],
+    }
+}
+
+/// Returns the schema of a call of one of `tools`. The arguments of the `embedded` ones are checked.
+fn action_schema(tools: &[Arc<ToolSpec>], embedded: &[Arc<ToolSpec>]) -> Value {
     let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
-    let rules: Vec<Value> = tools
+    let rules: Vec<Value> = embedded
         .iter()
-        .filter(|tool| stands_alone(&tool.parameters))
         .map(|tool| {
             json!({
                 "if": {"properties": {"name": {"const": tool.name}}},
@@ -617,12 +635,7 @@ fn action_schema(tools: &[Arc<ToolSpec>]) -> Value {
         "required": ["name", "args"],
     });
     if !rules.is_empty() {
-        let plain = schema.clone();
         schema["allOf"] = Value::Array(rules);
-        // Each schema is small enough, but all of them together may not be.
-        if Schema::compile(&schema).is_err() {
-            return plain;
-        }
     }
     schema
 }

@@ -211,7 +211,7 @@ pub(super) async fn continue_at_once(tx: &mut Tx<'_>, run: &Run) -> DbResult<Opt
     let Some(asked_at) = command.continuation.branch else {
         return Ok(None);
     };
-    let resumed = db::interrupts::resumed_later(tx, run.thread).await?;
+    let resumed = db::interrupts::few_resumed_later(tx, run.thread).await?;
     let answers = command.resume.as_ref();
     let delivery = match AnswerDelivery::find(tx, run.thread, run.id, Some(asked_at), answers).await {
         Ok(delivery) if delivery.is_for_newest() => delivery,
@@ -224,7 +224,7 @@ pub(super) async fn continue_at_once(tx: &mut Tx<'_>, run: &Run) -> DbResult<Opt
     Ok(Some(Box::new(ContinuedWork {
         branch: None,
         found: end.and_then(|end| Found::in_memory(tx, end, run.id)),
-        earlier: Some(EarlierRuns::along(tx, resumed, run.id).await?),
+        earlier: EarlierRuns::along_few(tx, resumed, run.id).await?,
     })))
 }
 
@@ -246,7 +246,7 @@ async fn continue_work(run_context: &RunContext) -> DbResult<ContinuedWork> {
     let write = run_context.core.db.write(move |tx| {
         Box::pin(async move {
             let resumed = match reads_on {
-                true => Some(db::interrupts::resumed_later(tx, thread).await?),
+                true => Some(db::interrupts::few_resumed_later(tx, thread).await?),
                 false => None,
             };
             let Delivered { branch, end } = interrupts::deliver(tx, thread, id, asked_at, answers.as_ref()).await?;
@@ -260,7 +260,7 @@ async fn continue_work(run_context: &RunContext) -> DbResult<ContinuedWork> {
             Ok(ContinuedWork {
                 branch,
                 found: end.and_then(|end| Found::in_memory(tx, end, id)),
-                earlier: Some(EarlierRuns::along(tx, resumed, id).await?),
+                earlier: EarlierRuns::along_few(tx, resumed, id).await?,
             })
         })
     });
@@ -459,6 +459,14 @@ impl EarlierRuns {
     async fn of(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Self> {
         let resumed = db::interrupts::resumed(tx, thread).await?;
         Self::along(tx, resumed, run).await
+    }
+
+    /// Returns the earlier runs like [`Self::along`]; none if the runs that brought answers are many.
+    async fn along_few(tx: &mut Tx<'_>, resumed: Option<HashMap<RunId, RunId>>, run: RunId) -> DbResult<Option<Self>> {
+        match resumed {
+            Some(resumed) => Self::along(tx, resumed, run).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Returns the earlier runs by the [runs that brought answers](db::interrupts::resumed).

@@ -474,7 +474,6 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
         return visit_only(tx, span, with_states, visitor).await;
     }
     let sizes = sizes(tx, span).await?;
-    let is_single = sizes.len() == 1;
     // The states of parents of branches are needed again, so they go into the cache, which is bounded.
     let branch_starts = sizes
         .windows(2)
@@ -500,8 +499,6 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
             let id = checkpoint.entry.id;
             if !with_states {
                 visitor.state(None);
-            } else if is_single {
-                visitor.state(Some(&*state_at(tx, span.thread, span.lane, id).await?));
             } else {
                 let mut fold = match (checkpoint.entry.parent, current.take()) {
                     (Some(parent), Some((newest, fold))) if newest == parent => fold,

@@ -1,9 +1,11 @@
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::json;
 
 use super::{Db, on_both, read, stored_thread, thread_at, write};
-use crate::db::interrupts::{self, InterruptRecord, InterruptState, VisibleInterrupts};
+use crate::db::interrupts::{self, FEW_ANSWERED, InterruptRecord, InterruptState, VisibleInterrupts};
+use crate::db::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Assignee, InterruptScope, Ownership};
 use crate::domain::approvers::Approvers;
 use crate::domain::checkpoint::Lane;
@@ -16,6 +18,7 @@ use crate::domain::time::Timestamp;
 on_both!(
     interrupts_are_stored_and_answered,
     interrupts_raised_together_keep_their_order,
+    a_write_reads_only_few_answered_interrupts,
     pending_interrupts_are_dropped,
     assigned_interrupts_are_found_by_their_approvers,
     an_interrupt_that_is_raised_again_has_its_new_approvers,
@@ -177,6 +180,33 @@ async fn interrupts_raised_together_keep_their_order(db: Db) {
     );
     write!(db, |tx| interrupts::restore(tx, thread, by));
     assert_eq!(read!(db, |tx| interrupts::of_thread(tx, thread, open)), together);
+}
+
+async fn few_resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<HashMap<RunId, RunId>>> {
+    interrupts::few_resumed_later(tx, thread).await?.read(tx).await
+}
+
+async fn a_write_reads_only_few_answered_interrupts(db: Db) {
+    let thread = stored_thread(&db).await;
+    let mut resumed = HashMap::new();
+    for number in 0..=FEW_ANSWERED {
+        assert_eq!(read!(db, |tx| few_resumed(tx, thread)), Some(resumed.clone()));
+        let asked = pending_interrupt(thread, Lane::Main, i64::try_from(number).expect("small"));
+        let id = asked.interrupt.id.clone();
+        let by = RunId::mint();
+        resumed.insert(by, asked.run);
+        write!(db, |tx| interrupts::insert(tx, &asked));
+        assert!(write!(db, |tx| interrupts::resolve(
+            tx,
+            thread,
+            &id,
+            &json!(1),
+            by,
+            Timestamp(9)
+        )));
+    }
+    assert_eq!(read!(db, |tx| few_resumed(tx, thread)), None);
+    assert_eq!(read!(db, |tx| interrupts::resumed(tx, thread)), resumed);
 }
 
 async fn pending_interrupts_are_dropped(db: Db) {

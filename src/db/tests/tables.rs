@@ -119,7 +119,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 72] = [
+const SEARCHES: [(&str, &str); 73] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",
@@ -431,6 +431,11 @@ const SEARCHES: [(&str, &str); 72] = [
         "select * from interrupts where status = 'pending' and exists (select 1 from threads scoped \
          where scoped.thread_id = interrupts.thread_id and scoped.tenant = 'acme') order by created_at, seq, ordinal limit 9",
         "interrupts_by_status",
+    ),
+    (
+        "select resumed_by, run_id, seq from interrupts where thread_id = {id} and resumed_by is not null \
+         order by interrupt_id limit 33",
+        "PRIMARY KEY",
     ),
 ];
 

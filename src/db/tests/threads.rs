@@ -21,6 +21,7 @@ on_both!(
     the_end_of_a_run_sets_the_status_of_its_thread,
     a_search_filters_sorts_and_pages,
     a_search_matches_contained_metadata,
+    a_search_matches_the_present_metadata_only,
     deleting_a_thread_deletes_everything_on_it,
     every_change_has_a_new_version,
     an_unreadable_thread_can_be_read_and_deleted
@@ -255,6 +256,40 @@ async fn a_search_matches_contained_metadata(db: Db) {
             ..ThreadQuery::within(AccessScope::Server)
         };
         assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{text}");
+    }
+}
+
+async fn a_search_matches_the_present_metadata_only(db: Db) {
+    let id = stored_thread(&db).await;
+    // Few values replace few ones, then many do, and are replaced.
+    let many: Value = (0..20).map(|number| (format!("k{number}"), json!(1))).collect();
+    let steps = [
+        (json!({"a": 1, "b": 1}), vec![json!({"a": 1}), json!({"b": 1})], vec![]),
+        (
+            json!({"a": 2}),
+            vec![json!({"a": 2}), json!({"b": 1})],
+            vec![json!({"a": 1})],
+        ),
+        (many, vec![json!({"a": 2}), json!({"k19": 1})], vec![json!({"a": 1})]),
+        (
+            json!({"a": 3, "k0": 2}),
+            vec![json!({"a": 3}), json!({"k0": 2}), json!({"k1": 1})],
+            vec![json!({"a": 2}), json!({"k0": 1})],
+        ),
+    ];
+    for (patch, found, gone) in steps {
+        let patch = object(patch);
+        write!(db, |tx| threads::patch(tx, id, &patch, None, Timestamp(2)));
+        let found = found.into_iter().map(|wanted| (wanted, true));
+        let gone = gone.into_iter().map(|wanted| (wanted, false));
+        for (wanted, expected) in found.chain(gone) {
+            let text = wanted.to_string();
+            let wanted = ThreadQuery {
+                metadata: filter(wanted),
+                ..ThreadQuery::within(AccessScope::Server)
+            };
+            assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{text}");
+        }
     }
 }
 

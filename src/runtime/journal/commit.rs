@@ -325,7 +325,7 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
             ThreadStatus::Interrupted
         }
     };
-    // They are read after the write to the thread, whose lock is held while subagents are cancelled. SQLite has one writer anyway.
+    // The rows are read after the write to the thread, whose lock is held while subagents are cancelled. SQLite has one writer anyway.
     let cancelled = match end.waits {
         true => Some(db::runs::unreported_later(tx, run_context.run.thread).await?),
         false => None,

@@ -1,11 +1,13 @@
-//! Runs whose input is stored in the transaction that admits them.
+//! Runs whose input is stored, or whose answers are delivered, in the transaction that admits them.
 
 use reqwest::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::client::reply;
 use crate::support::sse::{Frame, put_together};
-use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, on_postgres, play, script, task};
+use crate::support::{
+    Engine, TestServer, call, eventually, lookup, mail, on_both_engines, on_postgres, play, script, task,
+};
 
 on_both_engines! {
     the_state_of_a_thread_has_the_input_of_a_run_that_was_accepted,
@@ -15,6 +17,8 @@ on_both_engines! {
     a_run_that_is_rolled_back_at_once_leaves_nothing,
     an_input_that_abandons_a_question_is_the_next_step,
     an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log,
+    an_answer_whose_server_is_killed_after_its_admission_is_used_once,
+    an_answer_whose_admission_is_not_stored_leaves_the_question,
 }
 
 on_postgres! {
@@ -111,8 +115,8 @@ async fn an_input_that_abandons_a_question_is_the_next_step(server: TestServer) 
     assert_eq!(transcript.last().map(String::as_str), Some("ai: echo: never mind"));
 }
 
-async fn an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log(server: TestServer) {
-    // The response is stored under its key after everything else.
+/// Has the database refuse to store responses under their keys, which is done after everything else of an admission.
+async fn stores_no_response(server: &TestServer) {
     let refuse = match server.engine {
         Engine::Sqlite => {
             "create trigger no_answer before update on idempotency_keys \
@@ -124,20 +128,28 @@ async fn an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log(s
              create trigger no_answer before update on idempotency_keys for each row execute function refuse()"
         }
     };
+    server.executes_sql(refuse).await;
+}
+
+async fn stores_responses(server: &TestServer) {
     let accept = match server.engine {
         Engine::Sqlite => "drop trigger no_answer",
         Engine::Postgres => "drop trigger no_answer on idempotency_keys",
     };
+    server.executes_sql(accept).await;
+}
+
+async fn an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log(server: TestServer) {
     let alice = server.human("plain").await;
     let post = async || {
         let request = server.client().request(Method::POST, &alice.path("/runs"));
         let body = alice.run_body("hello", json!({}));
         reply(request.header("Idempotency-Key", "k1").json(&body)).await
     };
-    server.executes_sql(refuse).await;
+    stores_no_response(&server).await;
     let refused = post().await;
     assert!(refused.status >= 500, "{refused:?}");
-    server.executes_sql(accept).await;
+    stores_responses(&server).await;
     assert_eq!(alice.history().await.len(), 0);
     assert_eq!(alice.runs().await.len(), 0);
     let run = alice.run(&post().await.ok());
@@ -147,6 +159,47 @@ async fn an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log(s
     let first = "select min(seq) from (select seq from events union all \
         select seq - case source when 'begin' then 1 else 0 end from checkpoints) entries";
     assert_eq!(server.number_in_database(first).await, 1);
+}
+
+async fn an_answer_whose_server_is_killed_after_its_admission_is_used_once(server: TestServer) {
+    let curious = "[agents.curious]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\nask_user = true";
+    server.is_configured_with(curious).await;
+    server.moves_into_a_process().await;
+    let alice = server.human("curious").await;
+    let quiet = server.human("curious").await;
+    for id in ["q1", "q2", "q3"] {
+        let asked = json!({"questions": [{"question": "Why?", "type": "text"}]});
+        let text = script().calls(call(id, "ask_user", asked)).says("thanks");
+        let answer = json!({"type": "answered", "answers": [format!("because of {id}")]});
+        quiet.says(&text).await;
+        quiet.resumes(answer.clone()).await.finishes().await;
+        alice.says(&text).await;
+        let run = alice.resumes(answer).await;
+        server.is_killed_and_started_again().await;
+        run.finishes().await;
+        assert_eq!(run.status().await, "success");
+        assert_eq!(alice.questions().await, vec![]);
+    }
+    assert_eq!(alice.transcript().await, quiet.transcript().await);
+}
+
+async fn an_answer_whose_admission_is_not_stored_leaves_the_question(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    let before = alice.state().await;
+    let decisions = json!({question.id(): {"decisions": [{"type": "approve"}]}});
+    stores_no_response(&server).await;
+    let request = server.client().request(Method::POST, &alice.path("/runs"));
+    let body = json!({"assistant_id": "agent", "command": {"resume": decisions}});
+    let refused = reply(request.header("Idempotency-Key", "k1").json(&body)).await;
+    assert!(refused.status >= 500, "{refused:?}");
+    stores_responses(&server).await;
+    assert_eq!(alice.question().await, question);
+    assert_eq!(alice.state().await, before);
+    alice.rejects(&question, "no").await.finishes().await;
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+    assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: sent"));
 }
 
 async fn a_run_and_its_input_are_one_transaction_on_postgres(server: TestServer) {
