@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::time::Instant;
@@ -931,12 +932,16 @@ impl Journal for LaneJournal {
         requests: Vec<(NewChildRun, Option<ChildStart>)>,
     ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>> {
         Box::pin(async move {
+            // Lists of child runs are in the order of their times.
+            let others = u64::try_from(requests.len().saturating_sub(1)).unwrap_or_default();
             let now = self.run_context.core.clock.now();
+            let mut created_at = now.minus(Duration::from_micros(others));
             let mut unstored = Vec::with_capacity(requests.len());
             for (new_run, start) in requests {
-                let Ok(prepared) = child::prepare(&self.run_context, &new_run, now) else {
+                let Ok(prepared) = child::prepare(&self.run_context, &new_run, created_at) else {
                     return Ok(None);
                 };
+                created_at = created_at.plus(Duration::from_micros(1));
                 let at_work = self.register_child(new_run.id);
                 unstored.push(self.unstored_child(prepared, new_run.order, at_work, start));
             }
