@@ -1,5 +1,6 @@
 //! The tool step: runs the calls of one answer in parallel and records each result.
 
+use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -48,8 +49,14 @@ pub(super) enum CallResult {
 /// The running calls and child runs of one tool step.
 type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, CallResult)>>;
 
+/// Results that have arrived and are not recorded yet.
+type ReadyResults = VecDeque<(usize, CallResult)>;
+
 /// Futures that resolve when a parked child is cancelled.
 type Parked<'a> = FuturesUnordered<BoxFuture<'a, (usize, RunId, Result<(), ExitReason>)>>;
+
+/// The most results that share a commit, and the most delegations that are admitted in one.
+const MOST_TOGETHER: usize = 32;
 
 /// The reason why the step ends early, once all of its other calls have finished.
 #[derive(Default)]
@@ -365,7 +372,7 @@ impl Loop<'_> {
         }
     }
 
-    /// Receives results in the order of completion, and stores each one while other calls are still running.
+    /// Receives results in the order of completion, and stores them while other calls are still running.
     async fn collect<'a>(
         &'a self,
         machine: &mut Machine,
@@ -382,29 +389,28 @@ impl Loop<'_> {
             .collect();
         // The results that are there at the same time are stored together, and so are the delegations.
         let mut delegations = vec![];
-        let mut ready = None;
+        let mut ready = ReadyResults::new();
+        let mut together = 0;
         loop {
-            let next = if ready.is_some() {
-                ready.take()
-            } else {
+            let next = if ready.is_empty() {
                 tokio::select! {
                     biased;
                     Some(event) = self.scope.progress.recv() => {
-                        self.commit_progress(machine, pending, event).await?;
+                        let stored = self.commit_progress(machine, pending, event).boxed();
+                        beside(&mut running, &mut ready, stored).await?;
                         continue;
                     }
                     Some((at, child, cancelled)) = parked.next(), if !running.is_empty() => {
                         cancelled?;
-                        let work = self.resume_child(machine, at, child).await?;
-                        // Stored before the child runs: its end removes the mark by which a later run would find that it
-                        // was cancelled. Without this position, a process that dies in between leaves a caller that waits
-                        // for nothing.
-                        self.journal.commit(machine, std::mem::take(pending)).await?;
+                        let resumed = self.resume_and_store(machine, pending, at, child).boxed();
+                        let work = beside(&mut running, &mut ready, resumed).await?;
                         running.push(work);
                         continue;
                     }
                     next = running.next() => next,
                 }
+            } else {
+                ready.pop_front()
             };
             // Progress that the call reported before it returned.
             self.record_pending_progress(pending);
@@ -422,8 +428,9 @@ impl Loop<'_> {
                 CallResult::Child(Ok(ChildResult::ForTool(result))) => {
                     machine.delegation_done(at, self.admitted(machine, result));
                     if let Some(job) = self.prepare(machine, pending, at, remembered) {
-                        self.record_start(machine, pending, std::slice::from_ref(&job), &[])
-                            .await?;
+                        let jobs = std::slice::from_ref(&job);
+                        let stored = self.record_start(machine, pending, jobs, &[]).boxed();
+                        beside(&mut running, &mut ready, stored).await?;
                         running.push(self.start_call(job, state));
                     }
                 }
@@ -435,53 +442,49 @@ impl Loop<'_> {
                 CallResult::Child(Err(ExitReason::Cancelled)) => outcome.stopped = true,
                 CallResult::Child(Err(stop)) => {
                     // The results that came with it.
-                    self.flush(machine, pending).await?;
+                    beside(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
                     return Err(stop.into());
                 }
             }
             self.publish_answer(machine, pending, at, running.is_empty());
-            ready = running.next().now_or_never().flatten();
-            if ready.is_some() {
+            together += 1;
+            if ready.is_empty() {
+                ready.extend(running.next().now_or_never().flatten());
+            }
+            if !ready.is_empty() && together < MOST_TOGETHER {
                 continue;
             }
+            together = 0;
             if !delegations.is_empty() {
                 let calls: Vec<usize> = delegations.iter().map(|(at, _)| *at).collect();
                 let delegations = std::mem::take(&mut delegations);
-                running.extend(Box::pin(self.delegate_all(machine, pending, delegations)).await?);
+                let admitted = self.delegate_all(machine, pending, delegations).boxed();
+                let started = beside(&mut running, &mut ready, admitted).await?;
+                running.extend(started);
                 for at in calls {
                     self.publish_answer(machine, pending, at, running.is_empty());
                 }
             }
-            if !running.is_empty() {
-                ready = self.flush_beside(machine, pending, &mut running).await?;
+            if !running.is_empty() || !ready.is_empty() {
+                beside(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
             }
         }
         Ok(outcome)
     }
 
-    /// Commits the pending writes while the calls go on: a subagent does not wait for a commit of its caller. Returns a result that
-    /// has arrived meanwhile.
-    async fn flush_beside(
-        &self,
-        machine: &Machine,
+    /// Continues a parked child run after it was cancelled, and stores that before the child runs: its end removes the mark by
+    /// which a later run would find that it was cancelled. Without this position, a process that dies in between leaves a
+    /// caller that waits for nothing.
+    async fn resume_and_store<'a>(
+        &'a self,
+        machine: &mut Machine,
         pending: &mut PendingWrites,
-        running: &mut Running<'_>,
-    ) -> Result<Option<(usize, CallResult)>, ExitReason> {
-        let mut ready = None;
-        if pending.is_empty() {
-            return Ok(ready);
-        }
-        let mut commit = self.journal.commit(machine, std::mem::take(pending));
-        loop {
-            tokio::select! {
-                biased;
-                stored = &mut commit => {
-                    stored?;
-                    return Ok(ready);
-                }
-                next = running.next(), if ready.is_none() && !running.is_empty() => ready = next,
-            }
-        }
+        at: usize,
+        child: RunId,
+    ) -> Result<BoxFuture<'a, (usize, CallResult)>, ExitReason> {
+        let work = self.resume_child(machine, at, child).await?;
+        self.journal.commit(machine, std::mem::take(pending)).await?;
+        Ok(work)
     }
 
     /// Passes a result through the middleware and records it. Store items of the result are written in the same
@@ -562,6 +565,18 @@ impl Loop<'_> {
                 ..*answer
             })),
         );
+    }
+}
+
+/// Waits for `work` while the calls go on, and keeps the results that arrive meanwhile. A subagent does not wait for a commit of
+/// its caller; and the commit may have to wait for one of the subagent, whose turn is first and which is not queued yet.
+async fn beside<T>(running: &mut Running<'_>, ready: &mut ReadyResults, mut work: BoxFuture<'_, T>) -> T {
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            Some(next) = running.next() => ready.push_back(next),
+        }
     }
 }
 

@@ -51,9 +51,14 @@ impl Loop<'_> {
     ) -> Result<Vec<BoxFuture<'a, (usize, CallResult)>>, ExitReason> {
         let mut planned = Vec::with_capacity(delegations.len());
         for (at, delegation) in delegations {
-            match self.plan_delegation(machine, at, delegation).await? {
-                Some(plan) => planned.push((plan, machine.call_status(at).cloned())),
-                None => self.record_refused_delegation(machine, at),
+            match self.plan_delegation(machine, at, delegation).await {
+                Ok(Some(plan)) => planned.push((plan, machine.call_status(at).cloned())),
+                Ok(None) => self.record_refused_delegation(machine, at),
+                Err(stop) => {
+                    // The results that came with the delegations.
+                    self.flush(machine, pending).await?;
+                    return Err(stop);
+                }
             }
         }
         if planned.is_empty() {

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::time::Instant;
@@ -65,7 +66,7 @@ pub(super) struct LaneJournal {
     trace: TraceScope,
     /// The time at which the run of a subagent was created; the main agent has none.
     created: Option<Timestamp>,
-    /// True once the end of the agent is stored.
+    /// True once the end of the agent is stored, and before its run is.
     ended: AtomicBool,
     /// Its entry among the subagents at work; the main agent has none.
     _at_work: Option<AtWork>,
@@ -533,6 +534,8 @@ impl LaneJournal {
         let stop = at_work.stop().clone();
         let meter = Arc::new(Meter::new(Usage::default(), run.created_at));
         let journal = self.child_journal(run, None, at_work, &meter);
+        // If it is never stored, nothing of it ends.
+        journal.ended.store(true, Ordering::Relaxed);
         UnstoredChild {
             prepared: Arc::new(prepared),
             order,
@@ -553,6 +556,7 @@ impl LaneJournal {
             journal,
             start,
         } = child;
+        journal.ended.store(false, Ordering::Relaxed);
         let known = self.known(&prepared.run).await?;
         let is_begun = start.is_some();
         let (machine, input) = match start {
@@ -575,7 +579,8 @@ impl LaneJournal {
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
     async fn write(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
         let written = self.write_once(Arc::clone(&batch), before.clone()).await;
-        // Either the row of the run is not as this process left it, or the thread may have queued messages.
+        // Either the row of the run is not as this process left it, or the thread may have queued messages. Nothing of the first
+        // try is stored, and no other agent of a run that ends stores anything, so the numbers stay.
         let looking = match (&written, self.origin.lane) {
             (Err(DbError::NoRow), Lane::Main) => batch.looking_for_messages(),
             (Ok(_) | Err(_), Lane::Main | Lane::Child(_)) => None,
@@ -927,12 +932,16 @@ impl Journal for LaneJournal {
         requests: Vec<(NewChildRun, Option<ChildStart>)>,
     ) -> BoxFuture<'a, Result<Option<Vec<Child>>, ExitReason>> {
         Box::pin(async move {
+            // Lists of child runs are in the order of their times.
+            let others = u64::try_from(requests.len().saturating_sub(1)).unwrap_or_default();
             let now = self.run_context.core.clock.now();
+            let mut created_at = now.minus(Duration::from_micros(others));
             let mut unstored = Vec::with_capacity(requests.len());
             for (new_run, start) in requests {
-                let Ok(prepared) = child::prepare(&self.run_context, &new_run, now) else {
+                let Ok(prepared) = child::prepare(&self.run_context, &new_run, created_at) else {
                     return Ok(None);
                 };
+                created_at = created_at.plus(Duration::from_micros(1));
                 let at_work = self.register_child(new_run.id);
                 unstored.push(self.unstored_child(prepared, new_run.order, at_work, start));
             }

@@ -245,18 +245,41 @@ async fn children_are_stored_in_one_commit_with_the_answer_that_delegates_to_the
 }
 
 #[tokio::test]
-async fn a_child_goes_on_while_the_answer_of_its_sibling_is_stored() {
+async fn very_many_children_are_stored_in_several_commits() {
+    let ids: Vec<String> = (0..40).map(|number| format!("c{number}")).collect();
+    let calls: Vec<_> = ids.iter().map(|id| (id.as_str(), "task", work("x"))).collect();
+    let input = says(script(&[&calls]));
     let (stage, _) = stage(1);
-    stage.store.hold_answers(2);
+    let run = RunId::mint();
+    stage.restarts(Some(Crash::After(2)));
+    assert!(stage.attempt(run, &input).await.is_err());
+    let first = stage.store.children().len();
+    assert!((1..=32).contains(&first), "{first}");
+    assert_eq!(stage.store.machine(Lane::Main).child_runs().len(), first);
+    stage.restarts(None);
+    assert_eq!(stage.attempt(run, &input).await, Ok(LoopOutcome::Done));
+    assert_eq!(stage.store.children().len(), 40);
+    assert_eq!(stage.results().len(), 40);
+}
+
+#[tokio::test]
+async fn children_go_on_while_the_answer_of_a_sibling_is_stored() {
+    let (stage, _) = stage(1);
+    stage.store.hold_answers(3);
     let long = script(&[&[("x", COUNT, json!({}))], &[("y", COUNT, json!({}))]]);
-    let calls = [("a", "task", work("short")), ("b", "task", work(&long))];
+    let middle = script(&[&[("z", COUNT, json!({}))]]);
+    let calls = [
+        ("a", "task", work("short")),
+        ("b", "task", work(&middle)),
+        ("c", "task", work(&long)),
+    ];
     assert_eq!(stage.hears(script(&[&calls])).await, LoopOutcome::Done);
     let course = stage.store.course();
     let answer = course
         .iter()
         .position(|(_, fact)| matches!(fact, Fact::Answered { .. }));
     let is_end = |(lane, fact): &(Lane, Fact)| *lane != Lane::Main && matches!(fact, Fact::Ended { .. });
-    assert_eq!(course.iter().filter(|event| is_end(event)).count(), 2);
+    assert_eq!(course.iter().filter(|event| is_end(event)).count(), 3);
     assert!(course.iter().rposition(is_end) < answer, "{course:?}");
 }
 

@@ -19,6 +19,7 @@ on_both_engines! {
     an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log,
     an_answer_whose_server_is_killed_after_its_admission_is_used_once,
     an_answer_whose_admission_is_not_stored_leaves_the_question,
+    subagents_that_begin_together_are_listed_in_the_order_of_their_calls,
 }
 
 on_postgres! {
@@ -334,6 +335,17 @@ async fn the_subagents_of_one_answer_take_one_exchange_with_the_connection_of_sq
         );
     })
     .await;
+}
+
+async fn subagents_that_begin_together_are_listed_in_the_order_of_their_calls(server: TestServer) {
+    let alice = server.human("agent").await;
+    let ids = ["t1", "t2", "t3", "t4", "t5", "t6"];
+    let calls = ids.map(|id| task(id, "researcher", id));
+    let run = alice.asks(script().calls_all(calls).says("done")).await;
+    run.finishes().await;
+    let children = run.children().await;
+    let listed: Vec<_> = children.iter().map(|child| &child["task_call_id"]).collect();
+    assert_eq!(listed, ids);
 }
 
 async fn the_subagents_of_one_answer_begin_in_one_transaction_on_postgres(server: TestServer) {
