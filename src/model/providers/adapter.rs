@@ -107,12 +107,8 @@ where
         let built = request::build(&request, self.kind, separator.as_ref())
             .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
         let omitted = match self.kind {
-            Protocol::OpenAi => Some(OmittedParts::of(&request, &self.tools)?),
-            Protocol::OpenAiResponses
-            | Protocol::Anthropic
-            | Protocol::GoogleGenAi
-            | Protocol::Ollama
-            | Protocol::Scripted => None,
+            Protocol::OpenAi | Protocol::Ollama => Some(OmittedParts::of(&request, &self.tools)?),
+            Protocol::OpenAiResponses | Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => None,
         };
         let ids = CallIds::default();
         let transport = AdjustedTransport {
