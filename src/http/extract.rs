@@ -76,7 +76,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiList<T> {
 pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let read = parse(body, b'{', "a JSON object")?;
     if let Some(known) = unknown_keys::fields_of::<T>() {
-        let given: Keys = serde_json::from_slice(body).map_err(|_| ApiError::bad_json())?;
+        let given: Keys = read_as(body)?;
         unknown_keys::check(given.keys(), Some(known))?;
     }
     Ok(read)
@@ -86,7 +86,7 @@ pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 pub(super) fn list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ApiError> {
     let read = parse(body, b'[', "a JSON list")?;
     if let Some(known) = unknown_keys::fields_of::<T>() {
-        let given: Vec<Keys> = serde_json::from_slice(body).map_err(|_| ApiError::bad_json())?;
+        let given: Vec<Keys> = read_as(body)?;
         for (at, item) in given.iter().enumerate() {
             unknown_keys::check_item(at, item.keys(), known)?;
         }
@@ -598,6 +598,8 @@ mod tests {
             .err()
             .map(|error| error.message().to_owned());
         assert_eq!(listed, Some(format!("[1].{expected}")));
+        let no_object = list::<Outer>(b"[{}, []]").expect_err("an item that is no object");
+        assert!(no_object.message().starts_with("[1]: "), "{}", no_object.message());
         assert!(object::<Value>(br#"{"other": 1}"#).is_ok());
     }
 

@@ -82,7 +82,7 @@ pub(super) async fn respond_when_done<T: Serialize + Send + 'static>(
     response
 }
 
-/// The status is already sent, so an error is reported in the body, as the SDKs expect for runs.
+/// Reports an error in the body, as the SDKs expect for runs: the status of a response that has waited is sent already.
 fn result_text(result: Result<impl Serialize, ApiError>) -> String {
     match result {
         Ok(result) => json_text(&result),

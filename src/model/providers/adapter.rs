@@ -107,9 +107,7 @@ where
         let built = request::build(&request, self.kind, separator.as_ref())
             .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
         let omitted = match self.kind {
-            Protocol::OpenAi => Some(OmittedParts::of(&request, &self.tools)?),
-            // rig-core gets all of it, but its messages of the system are to be sent as texts.
-            Protocol::Ollama => Some(OmittedParts::default()),
+            Protocol::OpenAi | Protocol::Ollama => Some(OmittedParts::of(&request, &self.tools)?),
             Protocol::OpenAiResponses | Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => None,
         };
         let ids = CallIds::default();

@@ -1,4 +1,4 @@
-//! The instructions and the tools in requests with OpenAI's protocol.
+//! The instructions and the tools in chat completions, of OpenAI and of Ollama.
 //!
 //! Instructions and tools are the largest part of most requests, and the tools are the same in all requests of an
 //! agent. rig-core would convert and copy them several times for each request. So it gets short ones in their place, and

@@ -16,8 +16,8 @@ use crate::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
 
-/// Builds rig-core's request. A `separator` is inserted between consecutive messages of the user. For OpenAI's chat
-/// completions it stands in for the instructions and the tools, see [`super::chat_body`].
+/// Builds rig-core's request. A `separator` is inserted between consecutive messages of the user. In chat
+/// completions, of OpenAI and of Ollama, the instructions and the tools have stand-ins, see [`super::chat_body`].
 pub(super) fn build(
     request: &ModelRequest,
     kind: Protocol,
@@ -35,8 +35,8 @@ pub(super) fn build(
                 let parts = request.system.parts();
                 history.messages.extend(parts.into_iter().map(RigMessage::system));
             }
-            Protocol::OpenAi => history.messages.push(RigMessage::system(STAND_IN)),
-            Protocol::OpenAiResponses | Protocol::GoogleGenAi | Protocol::Ollama | Protocol::Scripted => {
+            Protocol::OpenAi | Protocol::Ollama => history.messages.push(RigMessage::system(STAND_IN)),
+            Protocol::OpenAiResponses | Protocol::GoogleGenAi | Protocol::Scripted => {
                 history.messages.push(RigMessage::system(request.system.text()));
             }
         }
@@ -110,7 +110,7 @@ fn tools(request: &ModelRequest, history: &History<'_>) -> Result<(Vec<ToolDefin
         return Ok((past, choice));
     };
     let choice = (request.tool_choice == ToolChoice::Any).then_some(Choice::Required);
-    if history.kind == Protocol::OpenAi {
+    if matches!(history.kind, Protocol::OpenAi | Protocol::Ollama) {
         let stand_in = ToolDefinition::new(name(&first.name)?, "", Value::Null);
         return Ok((vec![stand_in], choice));
     }

@@ -1,11 +1,11 @@
-//! A client may disconnect before the response: a stored run is executed all the same.
+//! A client may disconnect before the response: a stored run is executed all the same, unless it asks to be cancelled then.
 
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Human, TestServer, eventually, on_both_engines};
+use crate::support::{Human, TestServer, eventually, lookup, on_both_engines, script};
 
 /// The number of clients that disconnect, each a little later than the one before.
 const LEAVERS: u64 = 150;
@@ -31,6 +31,7 @@ async fn standing(human: &Human) -> Vec<Value> {
 
 on_both_engines! {
     a_run_finishes_though_its_client_disconnects_at_the_start,
+    a_run_is_cancelled_on_request_if_its_client_disconnects_before_the_result,
 }
 
 async fn a_run_finishes_though_its_client_disconnects_at_the_start(server: TestServer) {
@@ -47,4 +48,27 @@ async fn a_run_finishes_though_its_client_disconnects_at_the_start(server: TestS
     for human in &people {
         eventually(async || standing(human).await.iter().all(|status| status == "success")).await;
     }
+}
+
+async fn a_run_is_cancelled_on_request_if_its_client_disconnects_before_the_result(server: TestServer) {
+    let stays = server.human("agent").await;
+    let goes = server.human("agent").await;
+    server.tools.hold("lookup");
+    let text = script().calls(lookup("c1", "x")).says("done");
+    // The client leaves as soon as the tool is called, which usually is before the head of the response.
+    let waits_and_leaves = async |human: &Human, more: Value, calls: usize| {
+        let body = human.run_body(&text, more);
+        let request = human.client().request(Method::POST, &human.path("/runs/wait"));
+        let result = async { request.json(&body).send().await?.text().await };
+        tokio::select! {
+            result = result => panic!("the tool is held: {result:?}"),
+            () = server.tools.called("lookup", calls) => {}
+        }
+    };
+    waits_and_leaves(&stays, json!({}), 1).await;
+    waits_and_leaves(&goes, json!({"on_disconnect": "cancel"}), 2).await;
+    eventually(async || standing(&goes).await == ["interrupted"]).await;
+    assert_eq!(standing(&stays).await, ["running"]);
+    server.tools.let_go("lookup");
+    eventually(async || standing(&stays).await == ["success"]).await;
 }

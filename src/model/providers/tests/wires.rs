@@ -229,25 +229,35 @@ async fn requests_carry_key_system_tools_and_settings() {
 
 #[tokio::test]
 async fn each_request_has_the_tools_and_the_instructions_that_it_was_given() {
-    let kind = ProviderKind::OpenAi;
-    let words = ["looks", "looks", "sees \"more\""];
-    let replies = words.map(|_| Reply::stream(beginning(kind)));
-    let (model, server) = fake(kind, replies.into()).await;
-    for description in words {
-        let mut asked = hello();
-        let parameters = asked.tools[0].parameters.clone();
-        asked.tools = vec![Arc::new(ToolSpec {
-            name: "look".to_owned(),
-            description: description.to_owned(),
-            parameters: parameters.clone(),
-        })];
-        asked.system = description.into();
-        let _ = ask(&model, asked).await;
-        let body = server.last().body;
-        let function = json!({"name": "look", "description": description, "parameters": parameters});
-        assert_eq!(body["tools"], json!([{"type": "function", "function": function}]));
-        let messages = json!([{"role": "system", "content": description}, {"role": "user", "content": "hello"}]);
-        assert_eq!(body["messages"], messages);
+    let words = ["looks", "looks", "sees \"more\"", ""];
+    for kind in [ProviderKind::OpenAi, ProviderKind::Ollama] {
+        let replies = words.map(|_| Reply::stream(beginning(kind)));
+        let (model, server) = fake(kind, replies.into()).await;
+        for text in words {
+            let mut asked = request(vec![Message::human("hello"), Message::new(Role::System, "later")]);
+            let parameters = asked.tools[0].parameters.clone();
+            let names = ["look", "listen"];
+            let tool = |name: &str| ToolSpec {
+                name: name.to_owned(),
+                description: text.to_owned(),
+                parameters: parameters.clone(),
+            };
+            asked.tools = names.map(|name| Arc::new(tool(name))).into();
+            asked.system = text.into();
+            let _ = ask(&model, asked).await;
+            let body = server.last().body;
+            let function = |name: &str| json!({"name": name, "description": text, "parameters": parameters});
+            let tools = names.map(|name| json!({"type": "function", "function": function(name)}));
+            assert_eq!(body["tools"], json!(tools), "{kind}");
+            let mut messages = vec![
+                json!({"role": "user", "content": "hello"}),
+                json!({"role": "system", "content": "later"}),
+            ];
+            if !text.is_empty() {
+                messages.insert(0, json!({"role": "system", "content": text}));
+            }
+            assert_eq!(body["messages"], json!(messages), "{kind}");
+        }
     }
 }
 
