@@ -186,11 +186,7 @@ pub(in crate::runtime) async fn decide(
     if action_on_displaced(new_run.request.multitask).is_some() && in_flight.at_work > 0 {
         check_by_policies(tx, &thread, new_run, Action::ThreadsUpdate, &context.core).await?;
     }
-    if let Some(checkpoint) = new_run.request.checkpoint
-        && db::checkpoints::find_head(tx, thread.id, checkpoint).await?.is_none()
-    {
-        return Err(StartError::NoCheckpoint(checkpoint));
-    }
+    check_checkpoint(tx, new_run, thread.id).await?;
     let before = find_before(tx, new_run, thread.id, resumption.before).await?;
     let account = account_of(new_run, before.as_ref(), &thread);
     let quotas = &context.core.quotas;
@@ -252,6 +248,17 @@ pub(in crate::runtime) async fn decide(
         keeps_thread: false,
         now,
     })
+}
+
+/// Checks that the checkpoint from which a run is to go on exists.
+async fn check_checkpoint(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> Result<(), StartError> {
+    let Some(checkpoint) = new_run.request.checkpoint else {
+        return Ok(());
+    };
+    match db::checkpoints::find_head(tx, thread, checkpoint).await? {
+        Some(_) => Ok(()),
+        None => Err(StartError::NoCheckpoint(checkpoint)),
+    }
 }
 
 /// The assistant and the thread that a request names.

@@ -107,7 +107,7 @@ impl JobHandler for NotifyParentHandler {
 
 async fn wake_parent(runtime: &RuntimeHandles, parent: ThreadId) -> DbResult<()> {
     let woken = runtime.tasks.admission.admit(vec![], move |tx, context| {
-        Box::pin(async move { start_notifying_run(tx, parent, context).await })
+        Box::pin(start_notifying_run(tx, parent, context))
     });
     if let Some(run) = woken.await? {
         tracing::info!(thread = %parent, run = %run.id, "started a run that reports background tasks to their agent");
