@@ -382,13 +382,15 @@ async fn a_question_and_its_answer_take_six_exchanges_with_the_connection_of_sql
             admission = admission.min(of_admission().expect("it is in the log"));
             assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: sent"));
         }
-        assert_eq!(
-            end, 2,
-            "what is stored, with what is read of subagents that were cancelled, and the commit"
+        // The promise is an upper bound.
+        assert!(
+            end <= 2,
+            "{end}: what is stored, with what is read of subagents that were cancelled, and the commit"
         );
-        assert_eq!(
-            admission, 4,
-            "what is read, what is stored with where the thread waits, the position with what was used, and the commit"
+        assert!(
+            admission <= 4,
+            "{admission}: what is read, what is stored with where the thread waits, the position with what was used, and the \
+             commit"
         );
     })
     .await;

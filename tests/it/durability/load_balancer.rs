@@ -55,16 +55,18 @@ async fn clients_behind_the_load_balancer_notice_no_stop_of_one_server(first: Te
     first.tools.called("slow", 1).await;
     // One stream at each server.
     let breaks = [watch::Sender::new(0), watch::Sender::new(0)];
-    let mut reading = vec![];
-    for breaks in &breaks {
-        let human = Human::at(client.clone(), "plain", &alice.thread);
-        reading.push(tokio::spawn(reads_on(human, run.id.clone(), breaks.clone())));
-    }
     let open = async |server: &TestServer| {
         let metrics = server.client().get("/metrics").await.body;
         let metrics = metrics.as_str().unwrap_or_default().to_owned();
         metrics.lines().any(|line| line == "adjutant_streams_open 1")
     };
+    let mut reading = vec![];
+    for breaks in &breaks {
+        let human = Human::at(client.clone(), "plain", &alice.thread);
+        reading.push(tokio::spawn(reads_on(human, run.id.clone(), breaks.clone())));
+        // The load balancer gives the next stream to the server without one.
+        eventually(async || open(&first).await || open(&second).await).await;
+    }
     eventually(async || open(&first).await && open(&second).await).await;
     let over = watch::Sender::new(false);
     let asking = tokio::spawn(asks_again_and_again(client.clone(), over.subscribe()));
