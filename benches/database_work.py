@@ -13,18 +13,16 @@ simulate.py, whose steps are those with the tool behind HTTP.
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "proof"))
-from parts import Part, cpu_seconds, free_port, postgres  # noqa: E402
+from parts import Part, ask, cpu_seconds, free_port, postgres, psql  # noqa: E402
 
 CLIENTS = 16
 # After its start a server looks for what others have left.
@@ -71,8 +69,7 @@ class Database:
             self.part.command += ["-c", setting]
 
     def ask(self, sql):
-        command = [self.programs / "psql", "-h", "127.0.0.1", "-p", str(self.part.port), "-U", "adjutant", "-d", "postgres", "-Atc", sql]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        return psql(self.programs, self.part.port, sql)
 
     def statements(self):
         """Returns the statements of the servers so far, and how many of them are commits."""
@@ -132,21 +129,14 @@ def server(folder, program, number, database, tool):
     return Part(f"server {number}", [program, "serve", "--config", file], port, folder / f"server-{number}.log")
 
 
-def post(port, path, body):
-    url = f"http://127.0.0.1:{port}{path}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
-
-
 def run(port, steps, tool):
     """Has a run on a new thread, with so many calls of a tool."""
     calls = [{"tool_calls": [{"name": tool, "args": {"query": f"question {step}"}}]} for step in range(steps)]
     text = "This answer has forty characters or so.."
     script = json.dumps({"script": [*calls, {"text": text}]}, separators=(",", ":"))
-    thread = post(port, "/threads", {})["thread_id"]
+    thread = ask(port, "/threads", {})["thread_id"]
     body = {"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": script}]}}
-    values = post(port, f"/threads/{thread}/runs/wait", body)
+    values = ask(port, f"/threads/{thread}/runs/wait", body)
     if values["messages"][-1]["content"] != text:
         sys.exit(f"a run has answered {values['messages'][-1]['content']!r}")
 

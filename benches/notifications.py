@@ -13,14 +13,13 @@ import argparse
 import asyncio
 import contextlib
 import struct
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "proof"))
-from parts import free_port, postgres  # noqa: E402
+from parts import free_port, postgres, psql  # noqa: E402
 
 CHANNEL = "pieces"
 TEXT_BYTES = 7_900
@@ -142,8 +141,7 @@ async def main():
         try:
             await database.start()
             await database.is_ready()
-            table = [given.postgres / "psql", "-h", "127.0.0.1", "-p", str(database.port), "-U", "adjutant", "-d", "postgres"]
-            subprocess.run([*table, "-qc", "create table lines (text text)"], check=True)
+            psql(given.postgres, database.port, "create table lines (text text)")
             print("| Notifications a second, asked | had | Lag p50 | p99 | Commits a second | p50 | p99 |")
             print("|---|---|---|---|---|---|---|")
             for rate in (int(rate) for rate in given.rates.split(",")):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long it takes until another server goes on with the run of one that is gone.
+"""The time until another server goes on with the run of one that is gone.
 
 Usage: takeover.py --server PROGRAM [--rounds 5] [--postgres FOLDER]
 
@@ -16,8 +16,6 @@ import signal
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "proof"))
@@ -56,13 +54,6 @@ class HeldTool:
         return await asyncio.wait_for(self.calls.get(), PATIENCE_S)
 
 
-def ask(port, path, body=None):
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-        return json.load(answer)
-
-
 class Pair:
     """Two servers on one Postgres. The first one reaches it over a link."""
 
@@ -85,8 +76,8 @@ class Pair:
     async def is_ready(self, server):
         """Waits until a server is at work again, with its lease."""
         for _ in range(PATIENCE_S * 10):
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                if (await asyncio.to_thread(ask, server.port, "/ready"))["ready"]:
+            with contextlib.suppress(OSError):
+                if (await asyncio.to_thread(parts.ask, server.port, "/ready"))["ready"]:
                     return
             await asyncio.sleep(0.1)
         sys.exit(f"{server.name} is not ready")
@@ -96,9 +87,9 @@ class Pair:
         await self.is_ready(self.first)
         self.tool.may_answer.clear()
         script = {"script": [{"tool_calls": [{"name": "record", "args": {"entry": "one"}}]}, {"text": "done"}]}
-        thread = (await asyncio.to_thread(ask, self.first.port, "/threads", {}))["thread_id"]
+        thread = (await asyncio.to_thread(parts.ask, self.first.port, "/threads", {}))["thread_id"]
         body = {"assistant_id": "clerk", "input": {"messages": [{"role": "user", "content": json.dumps(script)}]}}
-        run = (await asyncio.to_thread(ask, self.first.port, f"/threads/{thread}/runs", body))["run_id"]
+        run = (await asyncio.to_thread(parts.ask, self.first.port, f"/threads/{thread}/runs", body))["run_id"]
         await self.tool.is_called()
         begun = time.monotonic()
         await fails()
@@ -106,7 +97,7 @@ class Pair:
         self.tool.may_answer.set()
         # One that has just started works before it listens.
         await self.is_ready(heir)
-        await asyncio.to_thread(ask, heir.port, f"/threads/{thread}/runs/{run}/join")
+        await asyncio.to_thread(parts.ask, heir.port, f"/threads/{thread}/runs/{run}/join")
         await heals()
         await self.is_ready(self.first)
         # A server that comes back must not go on with it.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::domain::json_texts;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message};
 use crate::middleware::{Middleware, TextFilter};
@@ -100,7 +101,10 @@ impl AnswerFilters {
         let mut changed = vec![];
         for (key, value) in &mut message.additional_kwargs {
             let before = value.clone();
-            self.rewrite_all(value)?;
+            json_texts::try_rewrite_besides(value, &ARGUMENT_KEYS, &mut |text: &mut String| {
+                *text = self.rewritten(text)?;
+                Ok(())
+            })?;
             if *value != before && key != REASONING {
                 changed.push(key.clone());
             }
@@ -120,24 +124,6 @@ impl AnswerFilters {
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {}
-        }
-        Ok(())
-    }
-
-    /// Rewrites all texts of a value but for the arguments of calls.
-    fn rewrite_all(&self, value: &mut Value) -> Result<(), Failure> {
-        match value {
-            Value::String(text) => *text = self.rewritten(text)?,
-            Value::Array(items) => items.iter_mut().try_for_each(|item| self.rewrite_all(item))?,
-            Value::Object(fields) => {
-                let texts = fields
-                    .iter_mut()
-                    .filter(|(key, _)| !ARGUMENT_KEYS.contains(&key.as_str()));
-                texts
-                    .map(|(_, field)| field)
-                    .try_for_each(|field| self.rewrite_all(field))?;
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
         Ok(())
     }

@@ -428,34 +428,32 @@ impl AgentFactory {
 
     /// Returns all models of an agent for its policies.
     fn models_for_policies(&self, spec: &AgentSpec) -> MiddlewareModel {
-        MiddlewareModel::new(spec.model.all().iter().map(|name| ModelWithSettings {
-            model: self.providers.model(name),
-            settings: self.profiles.model_settings(name, &spec.model_settings),
-        }))
+        let models = spec.model.all();
+        MiddlewareModel::new(models.iter().map(|name| self.with_settings(name, &spec.model_settings)))
     }
 
-    /// Returns a model for requests that are not the agent's own, with the settings of its profile.
-    fn model_of_profile(&self, name: &str) -> ModelWithSettings {
-        let mut settings = self.profiles.model_settings(name, &Map::new());
-        settings.retain(|setting, _| !definition::is_about_answers(setting));
+    /// Returns a model with the settings of its profile and these, which come first.
+    fn with_settings(&self, name: &str, own: &Map<String, Value>) -> ModelWithSettings {
         ModelWithSettings {
             model: self.providers.model(name),
-            settings,
+            settings: self.profiles.model_settings(name, own),
         }
     }
 
-    /// Returns a model that listed policies ask.
+    /// Returns a model that listed policies ask, without the settings that concern the answers of agents.
     fn model_of_policy(&self, name: &str) -> ModelWithSettings {
-        let mut own = self.model_of_profile(name);
-        own.settings.remove(THINKING);
-        own
+        let mut model = self.with_settings(name, &Map::new());
+        model
+            .settings
+            .retain(|setting, _| setting != THINKING && !definition::is_about_answers(setting));
+        model
     }
 
     /// Returns the policy that summarises the conversation of an agent, unless it is switched off.
     fn summarization(&self, spec: &AgentSpec) -> Option<Summarization> {
         let settings = spec.summarization.settings()?;
         let summarizer = settings.model.as_ref();
-        let summarizer = summarizer.map(|name| MiddlewareModel::new([self.model_of_profile(name)]));
+        let summarizer = summarizer.map(|name| MiddlewareModel::new([self.with_settings(name, &Map::new())]));
         let has_files = spec.files == definition::Workspace::State;
         let models = self.models_for_policies(spec);
         Some(Summarization::new(&settings, &models, summarizer, has_files))

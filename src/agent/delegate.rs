@@ -163,7 +163,7 @@ impl Loop<'_> {
         let subagent = self.subagent(resolved.clone(), &request.order, None, request.lineage.depth)?;
         let input = subagent.input(&request.order, &machine.state_for_child(plan.at));
         let mut machine = Machine::default();
-        let pending = start_of(&mut machine, &subagent.plan(self.scope.step_limit), input.clone());
+        let pending = start_of(&mut machine, &subagent.plan(self.scope.step_limit), &input);
         Some(ChildStart {
             machine,
             input,
@@ -473,16 +473,9 @@ impl Loop<'_> {
         input: &Update,
         is_begun: bool,
     ) -> Result<LoopOutcome, ExitReason> {
-        let mut pending = match (is_begun, machine.head) {
-            (true, _) => vec![],
-            (false, None) => start_of(machine, &below.plan, input.clone()),
-            (false, Some(head)) => vec![PendingWrite::Fact(Fact::Started {
-                base: Some(head),
-                carried_from: machine.position.carried_from,
-                attempt: 1,
-                resumed: true,
-                calls: vec![],
-            })],
+        let mut pending = match is_begun {
+            true => vec![],
+            false => start_of(machine, &below.plan, input),
         };
         let is_alone =
             || below.scope.stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
@@ -814,18 +807,20 @@ impl Subagent {
     }
 }
 
-/// Gives a new `machine` its input. Returns the writes of its start.
-fn start_of(machine: &mut Machine, plan: &Plan, input: Update) -> PendingWrites {
-    let started = Fact::Started {
+/// Returns the writes of the start of a child run. A new `machine` gets its input, others continue.
+fn start_of(machine: &mut Machine, plan: &Plan, input: &Update) -> PendingWrites {
+    let resumed = machine.head.is_some();
+    let mut pending = vec![PendingWrite::Fact(Fact::Started {
         base: machine.head,
         carried_from: machine.position.carried_from,
         attempt: 1,
-        resumed: false,
+        resumed,
         calls: vec![],
-    };
-    let mut pending = vec![PendingWrite::Fact(started)];
-    let ids = [CheckpointId::mint(), CheckpointId::mint()];
-    pending.extend(PendingWrite::input(machine, plan, input, ids));
+    })];
+    if !resumed {
+        let ids = [CheckpointId::mint(), CheckpointId::mint()];
+        pending.extend(PendingWrite::input(machine, plan, input.clone(), ids));
+    }
     pending
 }
 

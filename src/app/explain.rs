@@ -15,8 +15,8 @@ use super::{peers, providers, tools};
 use crate::agent::Agent;
 use crate::agent::assemble::AgentFactory;
 use crate::definition::{
-    AgentDefinition, DefinitionSource, HarnessProfiles, INHERITED_FIELDS, Location, POLICY_FIELDS, Policy,
-    SubagentDefinition, suggestion,
+    AgentDefinition, DefinitionSource, HarnessProfiles, INHERITED_FIELDS, POLICY_FIELDS, Policy, SubagentDefinition,
+    suggestion,
 };
 use crate::domain::machine::HookPoint;
 use crate::middleware::{Middleware, instance_name};
@@ -128,7 +128,7 @@ fn subagent_of(agent: &Agent, subagent: &SubagentDefinition, parent: &AgentDefin
     }
     given.extend(fields_of(subagent));
     listed.extend(subagent.middleware.iter().cloned());
-    let program = program_of(subagent);
+    let program = subagent.external_worker();
     let has_model = program.is_none();
     let tools = subagent.tools.as_ref().unwrap_or(&parent.tools);
     AgentExplanation {
@@ -140,15 +140,6 @@ fn subagent_of(agent: &Agent, subagent: &SubagentDefinition, parent: &AgentDefin
         configurable: Value::Null,
         stack: stack(agent, &listed, &given),
         subagents: vec![],
-    }
-}
-
-/// Returns what does the work of a subagent instead of a model, if it is a program or an agent of another server.
-fn program_of(subagent: &SubagentDefinition) -> Option<String> {
-    match (&subagent.runnable, subagent.location()) {
-        (Some(program), _) => Some(format!("the program {program}")),
-        (None, Location::Remote { graph_id, url }) => Some(format!("agent {graph_id} at {url}")),
-        (None, Location::Local(_) | Location::Inside) => None,
     }
 }
 

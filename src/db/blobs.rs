@@ -15,6 +15,7 @@ use std::ops::Range;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use const_format::concatcp;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use sqlx::{QueryBuilder, query, query_as};
@@ -60,9 +61,12 @@ fn take_apart(text: &str) -> Option<Packed<'_>> {
     Some(Packed { refs, rest })
 }
 
-/// Returns a text without its blobs, in whose places are empty strings or beginnings of data URLs.
-pub(super) fn without_blobs(text: &str) -> &str {
-    take_apart(text).map_or(text, |packed| packed.rest)
+/// Decodes some fields of a text of this column, and nothing of its blobs, in whose places are empty strings or beginnings of
+/// data URLs.
+pub(super) fn decode_some<T: DeserializeOwned, I: ToString>(cell: &ColumnRef<'_, I>, text: &str) -> DbResult<T> {
+    let opened = cell.open(text)?;
+    let text = take_apart(&opened).map_or(&*opened, |packed| packed.rest);
+    serde_json::from_str(text).map_err(|_| cell.corrupt())
 }
 
 /// Returns the references of a text that is not sealed.

@@ -442,10 +442,7 @@ impl LaterWork {
         let Some(row) = self.0.fetch_optional(tx).await? else {
             return Ok(None);
         };
-        let cell = cell("position", &row.checkpoint_id);
-        let text = cell.open(&row.position)?;
-        let read = serde_json::from_str::<OnlyPhase>(blobs::without_blobs(&text));
-        let OnlyPhase { phase } = read.map_err(|_| cell.corrupt())?;
+        let OnlyPhase { phase } = blobs::decode_some(&cell("position", &row.checkpoint_id), &row.position)?;
         let is_over = matches!(phase, Phase::Start | Phase::Ended);
         Ok(row.run_id.filter(|_| !is_over).map(RunId))
     }

@@ -214,8 +214,8 @@ pub async fn keys(
 ) -> DbResult<Vec<String>> {
     // The paths below `/a` are between `/a/` and `/a0`: a zero follows the slash. Others before `/a/`, as `/a.md`, are none.
     const SQL: &str = "select key from items where tenant = $1 and owner = $2 and namespace = $3 \
-        and key >= $4 and key < $5 and (key = $6 or key >= $7) \
-        and (expires_at is null or expires_at > $8) order by key limit $9";
+        and key >= $4 and key < $5 and (key = $4 or key >= $6) \
+        and (expires_at is null or expires_at > $7) order by key limit $8";
     let namespace = text_of(namespace);
     let directory = at.trim_end_matches('/');
     on_engine!(tx, |conn| query_scalar(SQL)
@@ -224,7 +224,6 @@ pub async fn keys(
         .bind(&namespace)
         .bind(at)
         .bind(format!("{directory}0"))
-        .bind(at)
         .bind(format!("{directory}/"))
         .bind(now.0)
         .bind(i64::try_from(most).unwrap_or(i64::MAX))

@@ -478,8 +478,8 @@ impl TryFrom<BeforeRow> for RunBefore {
             trace: Option<RunTrace>,
         }
         // A request that is corrupt names no caller; one whose key is missing here may name one.
-        let request = unless_corrupt(decode_some::<OnlyCaller>(RunId(row.run_id), &row.request))?;
-        let OnlyCaller { caller, trace } = request.unwrap_or_default();
+        let request: DbResult<OnlyCaller> = blobs::decode_some(&cell("request", &RunId(row.run_id)), &row.request);
+        let OnlyCaller { caller, trace } = unless_corrupt(request)?.unwrap_or_default();
         Ok(Self {
             queue: RunQueue::stored(row.queue),
             caller,
@@ -501,16 +501,9 @@ pub async fn followers(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<WorkerId>> {
     let Some(stored) = found else {
         return Ok(vec![]);
     };
-    let request = decode_some::<OnlyFollowers>(run, &stored);
+    let request: DbResult<OnlyFollowers> = blobs::decode_some(&cell("request", &run), &stored);
     let OnlyFollowers { followers } = request.inspect_err(log_unreadable).unwrap_or_default();
     Ok(followers)
-}
-
-/// Decodes some fields of the stored request of a run, and nothing of its blobs.
-fn decode_some<T: DeserializeOwned>(run: RunId, stored: &str) -> DbResult<T> {
-    let cell = cell("request", &run);
-    let text = cell.open(stored)?;
-    serde_json::from_str(blobs::without_blobs(&text)).map_err(|_| cell.corrupt())
 }
 
 /// Returns the runs of the main agent on a thread, newest first.

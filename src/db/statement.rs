@@ -111,14 +111,11 @@ impl Statement<'_, '_> {
 
     /// Binds values, and appends them to the text as a list in brackets.
     pub(super) fn bind_list<'q, V: SqlValue<'q>>(mut self, values: impl Iterator<Item = V>) -> Self {
-        self.sql.to_mut().push('(');
-        for (index, value) in values.enumerate() {
-            self.add(value);
-            let sql = self.sql.to_mut();
-            sql.push_str(if index == 0 { "$" } else { ", $" });
-            push_number(sql, self.bound);
-        }
-        self.sql.to_mut().push(')');
+        self.push_rows(std::iter::once(values), |row, values| {
+            for value in values {
+                row.push_bind(value);
+            }
+        });
         self
     }
 

@@ -3,7 +3,7 @@
 use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::remote::{check_url, given_fields_but, wrong};
-use super::{AgentDefinition, SubagentDefinition, check_headers};
+use super::{AgentDefinition, Location, SubagentDefinition, check_headers};
 
 /// The fields that an agent may have that is a program.
 const FIELDS_OF_PROGRAMS: [&str; 10] = [
@@ -58,11 +58,7 @@ impl AgentDefinition {
 
     /// Returns in a few words what does the work of the agent: a model, a program, or another server.
     pub fn worker(&self) -> String {
-        match (&self.runnable, self.remote()) {
-            (Some(program), _) => format!("the program {program}"),
-            (None, Some((graph_id, url))) => format!("agent {graph_id} at {url}"),
-            (None, None) => format!("model {}", self.model),
-        }
+        external_worker(self.runnable.as_deref(), self.remote()).unwrap_or_else(|| format!("model {}", self.model))
     }
 
     /// Checks the names of programs.
@@ -110,6 +106,15 @@ impl AgentDefinition {
     }
 }
 
+/// Returns in a few words what does the work of an agent instead of a model: a program, or another server.
+fn external_worker(runnable: Option<&str>, remote: Option<(&str, &str)>) -> Option<String> {
+    match (runnable, remote) {
+        (Some(program), _) => Some(format!("the program {program}")),
+        (None, Some((graph_id, url))) => Some(format!("agent {graph_id} at {url}")),
+        (None, None) => None,
+    }
+}
+
 /// Reports a program that is not registered.
 fn unknown_program(field: &FieldPath, name: &str, context: &ValidationContext) -> Option<Diagnostic> {
     if context.runnables.contains(name) {
@@ -121,6 +126,15 @@ fn unknown_program(field: &FieldPath, name: &str, context: &ValidationContext) -
 }
 
 impl SubagentDefinition {
+    /// Returns in a few words what does the work of the subagent instead of a model: a program, or another server.
+    pub(crate) fn external_worker(&self) -> Option<String> {
+        let remote = match self.location() {
+            Location::Remote { graph_id, url } => Some((graph_id, url)),
+            Location::Local(_) | Location::Inside => None,
+        };
+        external_worker(self.runnable.as_deref(), remote)
+    }
+
     fn check_runnable(&self, field: &FieldPath, context: &ValidationContext) -> Vec<Diagnostic> {
         let Some(name) = &self.runnable else { return vec![] };
         let mut findings: Vec<Diagnostic> = unknown_program(field, name, context).into_iter().collect();

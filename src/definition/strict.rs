@@ -102,8 +102,7 @@ impl<'de> Deserializer<'de> for Strict<'_, 'de> {
             Value::Object(fields) => visitor.visit_map(Fields {
                 table: self,
                 fields: fields.iter(),
-                key: "",
-                value: None,
+                pending: None,
             }),
             // Not left to the value itself, for which everything would be compiled again.
             Value::Null => visitor.visit_unit(),
@@ -180,10 +179,8 @@ impl<'de> SeqAccess<'de> for Items<'_, 'de> {
 struct Fields<'p, 'de> {
     table: Strict<'p, 'de>,
     fields: map::Iter<'de>,
-    /// The key of the field that is read.
-    key: &'de str,
-    /// The value of the field that is read.
-    value: Option<&'de Value>,
+    /// The field whose key was read and whose value was not.
+    pending: Option<(&'de str, &'de Value)>,
 }
 
 impl<'de> MapAccess<'de> for Fields<'_, 'de> {
@@ -193,20 +190,19 @@ impl<'de> MapAccess<'de> for Fields<'_, 'de> {
         let Some((key, value)) = self.fields.next() else {
             return Ok(None);
         };
-        self.key = key;
-        self.value = Some(value);
-        let name: StrDeserializer<'_, Error> = self.key.into_deserializer();
-        let place = Place::Key(self.table.place, self.key);
+        let key = key.as_str();
+        self.pending = Some((key, value));
+        let name: StrDeserializer<'_, Error> = key.into_deserializer();
+        let place = Place::Key(self.table.place, key);
         let read = seed.deserialize(name);
         read.map(Some).inspect_err(|_| place.note(self.table.failed))
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
-        let value = self
-            .value
-            .take()
-            .ok_or_else(|| Error::custom("the value was read before its key"))?;
-        let place = Place::Key(self.table.place, self.key);
+        let Some((key, value)) = self.pending.take() else {
+            return Err(Error::custom("the value was read before its key"));
+        };
+        let place = Place::Key(self.table.place, key);
         self.table.read_inside(&place, value, seed)
     }
 

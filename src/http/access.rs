@@ -12,8 +12,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
-use axum::http::Request;
 use axum::http::request::Parts;
+use axum::http::{Extensions, Method, Request};
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -263,9 +263,7 @@ impl FromRequestParts<AppState> for Api {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        let path = parts.extensions.get::<MatchedPath>().cloned();
-        let rule = path.and_then(|path| rule_of(parts.method.as_str(), path.as_str()));
-        let rule = rule.ok_or_else(ApiError::no_access_rule)?;
+        let rule = rule_of_route(&parts.method, &parts.extensions).ok_or_else(ApiError::no_access_rule)?;
         let caller = parts.extensions.get::<Arc<Identity>>().cloned();
         let caller = match (caller, rule) {
             (Some(caller), _) => caller,
@@ -294,10 +292,15 @@ impl FromRequestParts<AppState> for Api {
     }
 }
 
+/// Returns the rule of the route of a request; none if the route has none.
+fn rule_of_route(method: &Method, extensions: &Extensions) -> Option<Rule> {
+    let path = extensions.get::<MatchedPath>()?;
+    rule_of(method.as_str(), path.as_str())
+}
+
 /// Returns the action of a request by the rule of its route; none if the route has none.
 pub(super) fn action_of<B>(request: &Request<B>) -> Option<Action> {
-    let path = request.extensions().get::<MatchedPath>()?;
-    match rule_of(request.method().as_str(), path.as_str())? {
+    match rule_of_route(request.method(), request.extensions())? {
         Rule::Allow(action, _) => Some(action),
         Rule::Public | Rule::OfCall => None,
     }

@@ -371,7 +371,8 @@ impl RequestChecks {
     }
 
     /// Runs the handler of an admitted request within its limits. A panic is an error of the server.
-    async fn handle(self: Arc<Self>, caller: Option<Arc<Identity>>, mut request: Request, next: Next) -> Response {
+    async fn handle(self: Arc<Self>, mut request: Request, next: Next) -> Response {
+        let caller = caller_of(&request);
         let is_safe = request.method().is_safe();
         // The limit is enforced where bodies are read.
         DefaultBodyLimit::disable().apply(&mut request);
@@ -405,8 +406,7 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
             let caller = caller_of(&request);
             let access = caller.as_deref().map(RowAccess::of_caller);
             let handler_checks = Arc::clone(&checks);
-            let handler_caller = caller.clone();
-            let handle = move |request| handler_checks.handle(handler_caller, request, next);
+            let handle = move |request| handler_checks.handle(request, next);
             let response = in_access(access, checks.bodies.admit(request, handle)).await;
             let response = naming(caller.as_ref(), response);
             authentication::end_with_key(&checks.auth, caller, response)

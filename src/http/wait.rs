@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use futures::future::BoxFuture;
 use futures::stream;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -59,15 +60,27 @@ pub(super) async fn respond_when_done<T: Serialize + Send + 'static>(
     times: WaitTimes,
     mut guard: CancelOnDisconnect,
 ) -> Response {
-    let mut result = Box::pin(result);
-    if let Ok(done) = tokio::time::timeout(times.quick, &mut result).await {
-        guard.disarm();
-        return ([(header::CONTENT_TYPE, "application/json")], result_text(done)).into_response();
-    }
+    let mut result: BoxFuture<'static, Result<T, ApiError>> = Box::pin(result);
+    let body = match tokio::time::timeout(times.quick, &mut result).await {
+        Ok(done) => {
+            guard.disarm();
+            Body::from(result_text(done))
+        }
+        Err(_) => waiting_body(result, times.beat, guard),
+    };
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Returns the JSON of `result`, behind a newline for every `beat` until then.
+fn waiting_body<T: Serialize + Send + 'static>(
+    result: BoxFuture<'static, Result<T, ApiError>>,
+    beat: Duration,
+    guard: CancelOnDisconnect,
+) -> Body {
     let waiting = Some((result, guard));
     let chunks = stream::unfold(waiting, move |waiting| async move {
         let (mut result, mut guard) = waiting?;
-        match tokio::time::timeout(times.beat, &mut result).await {
+        match tokio::time::timeout(beat, &mut result).await {
             Ok(result) => {
                 guard.disarm();
                 Some((Ok::<_, Infallible>(Bytes::from(result_text(result))), None))
@@ -75,11 +88,7 @@ pub(super) async fn respond_when_done<T: Serialize + Send + 'static>(
             Err(_) => Some((Ok(Bytes::from_static(b"\n")), Some((result, guard)))),
         }
     });
-    let mut response = Body::from_stream(chunks).into_response();
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    Body::from_stream(chunks)
 }
 
 /// Reports an error in the body, as the SDKs expect for runs: the status of a response that has waited is sent already.

@@ -584,12 +584,10 @@ struct KnownTools {
 impl ActionSchemas {
     /// Returns the schema of a call of one of `tools`.
     fn of(&self, tools: Vec<Arc<ToolSpec>>) -> Value {
-        let is_same = |(one, other): (&Arc<ToolSpec>, &Arc<ToolSpec>)| Arc::ptr_eq(one, other) || one == other;
-        let are_these = |known: &[Arc<ToolSpec>]| known.len() == tools.len() && known.iter().zip(&tools).all(is_same);
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = lock()
             .iter()
-            .find(|known| are_these(&known.tools))
+            .find(|known| known.tools == tools)
             .map(|known| known.embedded.clone());
         if let Some(embedded) = found {
             return action_schema(&tools, &embedded);

@@ -88,7 +88,7 @@ pub enum ToolChoice {
 }
 
 /// A tool as the model sees it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolSpec {
     /// The name.
     pub name: String,

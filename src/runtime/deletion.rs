@@ -7,6 +7,7 @@ use super::retry::write_while_busy;
 use super::shared::Core;
 use super::{CancelAction, DeleteRunError, Runs, admission, log_lines};
 use crate::db::events::NewEvent;
+use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Notification, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
@@ -99,7 +100,12 @@ async fn end_at_work(tx: &mut Tx<'_>, core: &Core, run: &Run, now: Timestamp) ->
     db::events::insert(tx, &[event]).await?;
     db::runs::stop_children(tx, thread, Some(run.id), now).await?;
     core.webhooks.report_withdrawn(tx, run, now).await?;
-    admission::leave_thread(tx, run, ThreadStatus::Interrupted, Some(cancelled), now).await?;
+    let left = ThreadAfterRun {
+        run: run.id,
+        status: ThreadStatus::Interrupted,
+        error: Some(cancelled),
+    };
+    admission::leave_thread(tx, thread, &left, now).await?;
     log_lines::run_withdrawn(run, RunStatus::Interrupted.word());
     for notification in [
         Notification::Cancel(run.id),

@@ -38,6 +38,8 @@ mod expire;
 mod remember;
 mod remote;
 
+use answer::MatchedAnswer;
+
 pub use answer::{InterruptReply, RespondError};
 pub use branches::open_interrupts;
 
@@ -98,28 +100,18 @@ pub(super) async fn resolve(
     caller: &Identity,
     open: Option<LaterOpen>,
 ) -> Result<(), StartError> {
-    let mut place = None;
-    let mut matched_records = vec![];
-    let answers = match resolution {
-        Resolution::Answered(answer) => {
-            let matched = answer::match_answer(tx, run, answer, caller, open).await?;
-            place = matched.place;
-            matched_records = matched.open;
-            Some(matched.answers)
-        }
+    let MatchedAnswer { answers, open, place } = match resolution {
+        Resolution::Answered(answer) => answer::match_answer(tx, run, answer, caller, open).await?,
         Resolution::AnsweredAlone(id, answer) => {
             let by_id = json!({id.0.clone(): answer});
-            let matched = answer::match_answer(tx, run, &by_id, caller, open).await?;
-            place = matched.place;
-            matched_records = matched.open;
-            Some(matched.answers)
+            answer::match_answer(tx, run, &by_id, caller, open).await?
         }
-        Resolution::AnsweredRemotely(child) => Some(remote::placeholders(tx, *child).await?),
-        Resolution::Expired(ids) => Some(expire::answers(tx, run.thread, ids).await?),
-        Resolution::Cancelled(_) => None,
+        Resolution::AnsweredRemotely(child) => MatchedAnswer::of_server(remote::placeholders(tx, *child).await?),
+        Resolution::Expired(ids) => MatchedAnswer::of_server(expire::answers(tx, run.thread, ids).await?),
+        Resolution::Cancelled(_) => MatchedAnswer::default(),
     };
     for (id, answer) in answers.iter().flatten() {
-        let found = matched_records.iter().find(|record| record.interrupt.id == *id);
+        let found = open.iter().find(|record| record.interrupt.id == *id);
         if let Some(record) = found {
             remember::remember(tx, run, record, answer, caller).await?;
             db::interrupts::resolve_found(tx, record, answer, run.id, run.created_at).await?;

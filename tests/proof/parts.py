@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import pwd
 import random
@@ -9,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import urllib.request
 from pathlib import Path
 
 
@@ -30,6 +32,14 @@ async def listens(port):
         return False
     writer.close()
     return True
+
+
+def ask(port, path, body=None):
+    """Returns the answer of a server to a request: a POST, if there is a body."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)
 
 
 def cpu_seconds(process):
@@ -137,6 +147,12 @@ def postgres(folder, programs, port):
     log.touch()
     # With SIGTERM it would wait until the last client has left.
     return Part("postgres", command, port, log, user=user, stop_signal=signal.SIGINT)
+
+
+def psql(programs, port, sql):
+    """Returns what a statement prints in the database of `postgres`."""
+    command = [programs / "psql", "-h", "127.0.0.1", "-p", str(port), "-U", "adjutant", "-d", "postgres", "-Atqc", sql]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 CONFIGURATION = """\

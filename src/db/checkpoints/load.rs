@@ -322,51 +322,26 @@ async fn first_of(tx: &mut Tx<'_>, steps: UnreadSteps) -> DbResult<Vec<StepRow>>
 
 from_row! {
     struct CheckpointRow {
-        checkpoint_id: Uuid,
         lane: LaneColumn,
-        seq: i64,
-        segment: i64,
-        parent_id: Option<Uuid>,
-        step: i64,
-        source: String,
         node: String,
-        run_id: Option<Uuid>,
         writes: String,
         shown: Option<String>,
         position: String,
-        created_at: i64,
         carried_from: Option<Uuid>,
+        ..summary: SummaryRow,
     }
 }
 
 impl CheckpointRow {
-    /// Returns the metadata of the checkpoint.
-    fn summary(&self) -> DbResult<CheckpointSummary> {
-        CheckpointSummary::try_from(SummaryRow {
-            checkpoint_id: self.checkpoint_id,
-            seq: self.seq,
-            segment: self.segment,
-            parent_id: self.parent_id,
-            step: self.step,
-            source: self.source.clone(),
-            run_id: self.run_id,
-            created_at: self.created_at,
-        })
-    }
-
     /// Decodes the checkpoint, with an empty state.
     fn read(self, thread: ThreadId) -> DbResult<Checkpoint> {
-        let cell = ColumnRef {
-            table: TABLE,
-            column: "position",
-            id: &self.checkpoint_id,
-        };
-        let position: Position = cell.decode(&self.position)?;
+        let summary = self.summary;
+        let position: Position = cell("position", &summary.checkpoint_id).decode(&self.position)?;
         let entry = Entry::try_from(EntryColumns {
-            checkpoint_id: self.checkpoint_id,
-            parent_id: self.parent_id,
-            step: self.step,
-            source: self.source,
+            checkpoint_id: summary.checkpoint_id,
+            parent_id: summary.parent_id,
+            step: summary.step,
+            source: summary.source,
             node: self.node,
             writes: self.writes,
             shown: self.shown,
@@ -376,12 +351,12 @@ impl CheckpointRow {
             entry,
             thread,
             lane: self.lane.0,
-            run: self.run_id.map(RunId),
-            seq: self.seq,
-            forks: self.segment == self.seq && self.parent_id.is_some(),
+            run: summary.run_id.map(RunId),
+            seq: summary.seq,
+            forks: summary.segment == summary.seq && summary.parent_id.is_some(),
             position,
             state: State::default(),
-            created_at: Timestamp(self.created_at),
+            created_at: Timestamp(summary.created_at),
         })
     }
 }
@@ -391,11 +366,11 @@ async fn restore(tx: &mut Tx<'_>, thread: ThreadId, rows: &mut [CheckpointRow]) 
     let mut texts = Vec::with_capacity(rows.len() * 2);
     for row in rows {
         texts.push(StoredText {
-            cell: cell("writes", &row.checkpoint_id),
+            cell: cell("writes", &row.summary.checkpoint_id),
             text: &mut row.writes,
         });
         texts.push(StoredText {
-            cell: cell("position", &row.checkpoint_id),
+            cell: cell("position", &row.summary.checkpoint_id),
             text: &mut row.position,
         });
     }
@@ -582,7 +557,7 @@ impl LaterNewest {
         let Some(row) = rows.fetch_optional(tx).await? else {
             return Ok(None);
         };
-        let summary = row.summary()?;
+        let summary = CheckpointSummary::try_from(&row.summary)?;
         Ok(Some(NewestCheckpoint { thread, row, summary }))
     }
 }
@@ -712,10 +687,10 @@ from_row! {
     }
 }
 
-impl TryFrom<SummaryRow> for CheckpointSummary {
+impl TryFrom<&SummaryRow> for CheckpointSummary {
     type Error = crate::db::DbError;
 
-    fn try_from(row: SummaryRow) -> DbResult<Self> {
+    fn try_from(row: &SummaryRow) -> DbResult<Self> {
         let cell = ColumnRef {
             table: TABLE,
             column: "source",
@@ -734,7 +709,7 @@ impl TryFrom<SummaryRow> for CheckpointSummary {
     }
 }
 
-const SELECT_SKETCH: &str =
+const SELECT_SUMMARY: &str =
     "select checkpoint_id, seq, segment, parent_id, step, source, run_id, created_at from checkpoints";
 
 /// Returns a checkpoint of a lane without its writes.
@@ -745,7 +720,7 @@ pub async fn load_summary(
     id: CheckpointId,
 ) -> DbResult<Option<CheckpointSummary>> {
     const SQL: &str = concatcp!(
-        SELECT_SKETCH,
+        SELECT_SUMMARY,
         " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
     );
     let row: Option<SummaryRow> = on_engine!(tx, |conn| query_as(SQL)
@@ -754,7 +729,7 @@ pub async fn load_summary(
         .bind(LaneColumn(lane))
         .fetch_optional(conn)
         .await)?;
-    row.map(CheckpointSummary::try_from).transpose()
+    row.as_ref().map(CheckpointSummary::try_from).transpose()
 }
 
 /// Returns the newest checkpoint of a lane without its writes.
@@ -769,7 +744,7 @@ pub struct LaterSummary(LaterRows<SummaryRow>);
 /// lane meanwhile. On SQLite it is read together with other rows.
 pub async fn newest_summary_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterSummary> {
     const SQL: &str = concatcp!(
-        SELECT_SKETCH,
+        SELECT_SUMMARY,
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
     let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(lane));
@@ -780,7 +755,7 @@ impl LaterSummary {
     /// Reads the checkpoint.
     pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Option<CheckpointSummary>> {
         let row = self.0.fetch_optional(tx).await?;
-        row.map(CheckpointSummary::try_from).transpose()
+        row.as_ref().map(CheckpointSummary::try_from).transpose()
     }
 }
 
@@ -793,7 +768,7 @@ pub async fn load_summaries(
     limit: i64,
 ) -> DbResult<Vec<CheckpointSummary>> {
     const SQL: &str = concatcp!(
-        SELECT_SKETCH,
+        SELECT_SUMMARY,
         " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4"
     );
     let rows: Vec<SummaryRow> = on_engine!(tx, |conn| query_as(SQL)
@@ -803,7 +778,7 @@ pub async fn load_summaries(
         .bind(limit)
         .fetch_all(conn)
         .await)?;
-    rows.into_iter().map(CheckpointSummary::try_from).collect()
+    rows.iter().map(CheckpointSummary::try_from).collect()
 }
 
 /// Returns the first step of a lane after number `seq` of the log.

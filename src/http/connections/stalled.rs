@@ -31,23 +31,28 @@ const PIECE: usize = 64 * 1024;
 /// The timer is made by the first wait. Later ones only set it to a later time, since a client that reads slowly makes its
 /// connection wait again and again.
 #[derive(Default)]
-struct WriteTimeout(Option<Pin<Box<Sleep>>>);
+struct WriteTimeout {
+    timer: Option<Pin<Box<Sleep>>>,
+    /// The number of the piece that waits, if one does.
+    waiting: Option<u64>,
+}
 
 impl WriteTimeout {
-    /// Begins the time anew.
-    fn restart(&mut self) {
-        match &mut self.0 {
-            Some(timer) => timer.as_mut().reset(Instant::now() + IDLE_TIMEOUT),
-            None => self.0 = Some(Box::pin(sleep(IDLE_TIMEOUT))),
+    /// Completes when the piece with this number has waited for [`IDLE_TIMEOUT`]. The time begins anew with each other
+    /// number. Without one it is never over.
+    fn poll_elapsed(&mut self, waiting: Option<u64>, context: &mut Context<'_>) -> Poll<()> {
+        let is_known = self.waiting == waiting;
+        self.waiting = waiting;
+        if waiting.is_none() {
+            return Poll::Pending;
         }
-    }
-
-    /// Completes when the time is over. Without a start it never is.
-    fn poll_elapsed(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        match &mut self.0 {
-            Some(timer) => timer.as_mut().poll(context),
-            None => Poll::Pending,
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(IDLE_TIMEOUT)));
+        if !is_known {
+            timer.as_mut().reset(Instant::now() + IDLE_TIMEOUT);
         }
+        ready!(timer.as_mut().poll(context));
+        self.waiting = None;
+        Poll::Ready(())
     }
 }
 
@@ -56,8 +61,6 @@ impl WriteTimeout {
 /// A socket that is full takes more only when the client has read a good part of what is in it.
 pub(super) struct TimedWrites<S> {
     connection: S,
-    /// True while a write waits.
-    is_waiting: bool,
     timeout: WriteTimeout,
     peer: SocketAddr,
     metrics: Metrics,
@@ -67,7 +70,6 @@ impl<S> TimedWrites<S> {
     pub(super) fn new(connection: S, peer: SocketAddr, metrics: Metrics) -> Self {
         Self {
             connection,
-            is_waiting: false,
             timeout: WriteTimeout::default(),
             peer,
             metrics,
@@ -76,16 +78,11 @@ impl<S> TimedWrites<S> {
 
     /// Returns the outcome of a write, or an error if it has waited for too long.
     fn in_time(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if written.is_ready() {
-            self.is_waiting = false;
+        // One number suffices, since a write that succeeds ends the wait.
+        let waiting = written.is_pending().then_some(0);
+        if self.timeout.poll_elapsed(waiting, context).is_pending() {
             return written;
         }
-        if !self.is_waiting {
-            self.is_waiting = true;
-            self.timeout.restart();
-        }
-        ready!(self.timeout.poll_elapsed(context));
-        self.is_waiting = false;
         self.metrics.traffic().record_stalled();
         tracing::info!(peer = %self.peer, "a connection is closed: its client takes nothing");
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
@@ -181,22 +178,12 @@ impl StreamTasks {
     /// Does the work of a stream until it is done, or a piece waits for too long. A stream whose work is dropped is reset.
     async fn until_stalled<W: Future>(self, work: W) {
         let mut work = pin!(work);
-        let mut known = None;
         let mut timeout = WriteTimeout::default();
         let ended = poll_fn(|context| {
             if work.as_mut().poll(context).is_ready() {
                 return Poll::Ready(());
             }
-            let waiting = PIECES.with(ReadPieces::waiting);
-            if waiting.is_none() {
-                known = None;
-                return Poll::Pending;
-            }
-            if known != waiting {
-                known = waiting;
-                timeout.restart();
-            }
-            ready!(timeout.poll_elapsed(context));
+            ready!(timeout.poll_elapsed(PIECES.with(ReadPieces::waiting), context));
             self.metrics.traffic().record_stalled();
             tracing::info!(peer = %self.peer, "a stream is reset: its client takes nothing");
             Poll::Ready(())

@@ -81,6 +81,11 @@ where
         if self.kind == Protocol::Anthropic && has_own {
             markers::set(&mut payload.request, &self.blocks);
         }
+        // Both parse the whole request, so the omitted parts, which are large, are set after them.
+        if let Some(separator) = &self.separator {
+            separator.remove(&mut payload.request);
+        }
+        self.file_names.set(&mut payload.request);
         if self
             .omitted
             .as_ref()
@@ -88,10 +93,6 @@ where
         {
             return Opening::failed(ProviderError::request("the request has no list of messages"));
         }
-        if let Some(separator) = &self.separator {
-            separator.remove(&mut payload.request);
-        }
-        self.file_names.set(&mut payload.request);
         if self.kind == Protocol::OpenAi && has_markers {
             chat_markers::set(&mut payload.request, &self.blocks);
         }

@@ -1,6 +1,7 @@
 //! Runs that do not begin, or are undone, and the status of the thread that a run leaves.
 
 use crate::db::events::NewEvent;
+use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Notification, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
@@ -13,45 +14,19 @@ use crate::runtime::background::UndoneTasks;
 use crate::runtime::ledger::RemainingShare;
 use crate::runtime::{CancelAction, Webhooks, background, interrupts, log_lines, prepare};
 
-/// Stores the status of a thread after `run`: busy, if other runs are queued that may begin.
+/// Stores the status of a thread after a run: busy, if other runs are queued that may begin.
 pub(in crate::runtime) async fn leave_thread(
     tx: &mut Tx<'_>,
-    run: &Run,
-    status: ThreadStatus,
-    error: Option<Failure>,
+    thread: ThreadId,
+    left: &ThreadAfterRun,
     now: Timestamp,
 ) -> DbResult<()> {
-    let left = db::threads::ThreadAfterRun {
-        run: run.id,
-        status,
-        error,
-    };
-    let found = db::threads::leave(tx, run.thread, &left, now).await?;
+    let found = db::threads::leave(tx, thread, left, now).await?;
     let may_hold_messages = found.is_some_and(|found| found.may_hold_messages);
-    if may_hold_messages && interrupts::hold_messages(tx, run.thread).await? {
-        db::threads::leave(tx, run.thread, &left, now).await?;
+    if may_hold_messages && interrupts::hold_messages(tx, thread).await? {
+        db::threads::leave(tx, thread, left, now).await?;
     }
     Ok(())
-}
-
-/// Stores the status of a thread like [`leave_thread`], if it holds no messages for certain, as nearly always. On SQLite the
-/// transaction waits for nothing then.
-///
-/// # Errors
-/// [`DbError::NoRow`](db::DbError::NoRow) if the thread may hold messages, by the end of the transaction.
-pub(in crate::runtime) async fn leave_thread_without_messages(
-    tx: &mut Tx<'_>,
-    run: &Run,
-    status: ThreadStatus,
-    error: Option<Failure>,
-    now: Timestamp,
-) -> DbResult<()> {
-    let left = db::threads::ThreadAfterRun {
-        run: run.id,
-        status,
-        error,
-    };
-    db::threads::leave_without_messages(tx, run.thread, &left, now).await
 }
 
 /// Cancels a run that has not begun, whose thread is locked. Its webhook is called, unless the run is undone. Runs that
@@ -77,7 +52,12 @@ pub(in crate::runtime) async fn withdraw(
         }
     }
     let (status, error) = thread_status(tx, run.thread).await?;
-    leave_thread(tx, run, status, error, now).await?;
+    let left = ThreadAfterRun {
+        run: run.id,
+        status,
+        error,
+    };
+    leave_thread(tx, run.thread, &left, now).await?;
     db::notifications::notify(tx, Notification::Queue).await
 }
 
@@ -134,7 +114,12 @@ pub(in crate::runtime) async fn undo(
     db::runs::delete(tx, run.thread, run.id).await?;
     let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
     let (status, _) = thread_status(tx, run.thread).await?;
-    leave_thread(tx, run, status, Some(error), now).await?;
+    let left = ThreadAfterRun {
+        run: run.id,
+        status,
+        error: Some(error),
+    };
+    leave_thread(tx, thread, &left, now).await?;
     let above = run.request.background.iter().flat_map(|lineage| &lineage.trees);
     trees.extend(above.map(|tree| tree.top));
     trees.insert(first);

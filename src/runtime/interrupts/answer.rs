@@ -19,13 +19,25 @@ use crate::domain::interrupt::is_id;
 use crate::domain::run::{Resume, Run, RunRequest};
 use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target};
 
-/// The answer of a client, by the interrupts that it answers.
+/// The answer of a resolution, by the interrupts that it answers.
+#[derive(Default)]
 pub(super) struct MatchedAnswer {
-    pub(super) answers: Resume,
-    /// The open interrupts, among which are those that are answered.
+    /// The answers; none if the resolution has none.
+    pub(super) answers: Option<Resume>,
+    /// The open interrupts, among which are those that a client has answered.
     pub(super) open: Vec<InterruptRecord>,
-    /// The checkpoint at which the interrupts wait.
+    /// The checkpoint at which the interrupts wait that a client has answered.
     pub(super) place: Option<CheckpointId>,
+}
+
+impl MatchedAnswer {
+    /// Returns answers that the server gives.
+    pub(super) fn of_server(answers: Resume) -> Self {
+        Self {
+            answers: Some(answers),
+            ..Self::default()
+        }
+    }
 }
 
 /// Assigns the answer of a client to the open interrupts at the checkpoint that its run names, or at the newest one, and
@@ -69,7 +81,7 @@ pub(super) async fn match_answer(
         checked.insert(record.interrupt.id.clone(), answer);
     }
     Ok(MatchedAnswer {
-        answers: checked,
+        answers: Some(checked),
         open,
         place: branch.or(newest),
     })

@@ -10,6 +10,7 @@ use crate::db::checkpoints::NewCheckpoint;
 use crate::db::events::NewEvent;
 use crate::db::interrupts::InterruptRecord;
 use crate::db::runs::{EndOfRun, RunRowUpdate};
+use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
@@ -312,11 +313,12 @@ async fn write_log(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBatch)
 
 /// Stores the end of a run of the main agent. Unless the run succeeded, the runs below it are stopped.
 async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: Timestamp) -> DbResult<()> {
+    let thread = run_context.run.thread;
     if matches!(
         end.status,
         RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout
     ) {
-        db::runs::stop_children(tx, run_context.run.thread, Some(run_context.run.id), at).await?;
+        db::runs::stop_children(tx, thread, Some(run_context.run.id), at).await?;
     }
     let status = match end.status {
         RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
@@ -327,14 +329,18 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
     };
     // The rows are read after the write to the thread, whose lock is held while subagents are cancelled. SQLite has one writer anyway.
     let cancelled = match end.waits {
-        true => Some(db::runs::unreported_later(tx, run_context.run.thread).await?),
+        true => Some(db::runs::unreported_later(tx, thread).await?),
         false => None,
     };
-    let run = &run_context.run;
-    let error = end.error.clone();
+    let left = ThreadAfterRun {
+        run: run_context.run.id,
+        status,
+        error: end.error.clone(),
+    };
+    // Nearly always the thread holds no messages for certain, and on SQLite the transaction waits for nothing then.
     match end.looks_for_messages {
-        true => admission::leave_thread(tx, run, status, error, at).await?,
-        false => admission::leave_thread_without_messages(tx, run, status, error, at).await?,
+        true => admission::leave_thread(tx, thread, &left, at).await?,
+        false => db::threads::leave_without_messages(tx, thread, &left, at).await?,
     }
     match cancelled {
         Some(cancelled) => interrupts::report_cancelled(tx, run_context, cancelled, at).await,

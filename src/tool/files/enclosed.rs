@@ -88,14 +88,7 @@ impl FileWorkspace for WithEnclosed {
             return Ok(found);
         }
         let found = self.paths(access, query).await?;
-        let entry = |path: &String| match below(path, &query.at).and_then(|rest| rest.split_once('/')) {
-            Some((name, _)) => format!("{}/{name}/", query.at),
-            None => path.clone(),
-        };
-        Ok(DirectoryEntries {
-            entries: found.paths.iter().map(entry).collect(),
-            stop: None,
-        })
+        Ok(found.entries_of(&query.at))
     }
 
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {

@@ -74,15 +74,7 @@ pub trait FileWorkspace: Send + Sync {
     /// The text for the model.
     async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<DirectoryEntries, String> {
         let found = self.paths(access, query).await?;
-        let directory = query.at.as_str();
-        let entry = |path: &String| match below(path, directory).and_then(|rest| rest.split_once('/')) {
-            Some((name, _)) => format!("{}/{name}/", directory.trim_end_matches('/')),
-            None => path.clone(),
-        };
-        Ok(DirectoryEntries {
-            entries: found.paths.iter().map(entry).collect(),
-            stop: found.stop,
-        })
+        Ok(found.entries_of(&query.at))
     }
 
     /// Returns the paths at and below the path of the query that the query admits, sorted.
@@ -197,6 +189,18 @@ impl FoundPaths {
             paths,
             sizes: BTreeMap::new(),
             stop: if is_cut { Some(SearchStop::Results) } else { stop },
+        }
+    }
+
+    /// Returns what is directly in `directory`, if these are the paths at and below it.
+    pub(super) fn entries_of(&self, directory: &str) -> DirectoryEntries {
+        let entry = |path: &String| match below(path, directory).and_then(|rest| rest.split_once('/')) {
+            Some((name, _)) => format!("{}/{name}/", directory.trim_end_matches('/')),
+            None => path.clone(),
+        };
+        DirectoryEntries {
+            entries: self.paths.iter().map(entry).collect(),
+            stop: self.stop,
         }
     }
 }

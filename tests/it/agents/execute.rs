@@ -1,7 +1,7 @@
 //! The tool `execute`: shell commands in a sandbox over a workspace on the disk.
 //!
-//! The abilities of a machine are asserted as `adjutant check` reports it: commands run with each kind of isolation that works
-//! here, and calls are refused with the reason where one does not.
+//! The abilities of a machine are asserted as `adjutant check` reports them: commands run with each kind of isolation
+//! that works here, and calls are refused with the reason where one does not.
 
 use std::fs;
 

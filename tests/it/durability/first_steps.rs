@@ -241,6 +241,9 @@ async fn a_run_and_its_input_are_one_transaction_on_sqlite() {
     .await;
 }
 
+/// The beginning of the statement with which a run leaves its thread.
+const END: &str = "update threads set status = case";
+
 /// Returns in how many exchanges with the thread of its connection SQLite made the transaction that has this statement: the
 /// number of lines, each with the statements that were sent together.
 fn exchanges_of(log: &str, statement: &str) -> Option<usize> {
@@ -263,28 +266,30 @@ fn exchanges_of(log: &str, statement: &str) -> Option<usize> {
     None
 }
 
+/// Waits until the transaction that has this statement is in the log. Returns its exchanges.
+async fn logged_exchanges(server: &TestServer, statement: &str) -> usize {
+    let counted = || exchanges_of(&server.log().text(), statement);
+    eventually(async || counted().is_some()).await;
+    counted().expect("it is in the log")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_thread_and_its_entry_in_the_audit_take_one_exchange_with_the_connection_of_sqlite() {
     play(Engine::Sqlite, async |server: TestServer| {
         let keys = server.is_protected().await;
         server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
         let ann = keys.client("ann");
-        let mut exchanges = [usize::MAX; 2];
+        let mut of_thread = usize::MAX;
+        let mut of_entry = usize::MAX;
         // Reads of other work may be in the log in the middle of a transaction, but not each time.
         for _ in 0..5 {
             server.log().clear();
             ann.thread().await;
-            let counted = || {
-                let log = server.log().text();
-                let of_thread = exchanges_of(&log, "insert into threads")?;
-                let of_entry = exchanges_of(&log, "insert into audit")?;
-                Some([of_thread, of_entry])
-            };
-            eventually(async || counted().is_some()).await;
-            let [of_thread, of_entry] = counted().expect("it is in the log");
-            exchanges = [exchanges[0].min(of_thread), exchanges[1].min(of_entry)];
+            of_thread = of_thread.min(logged_exchanges(&server, "insert into threads").await);
+            of_entry = of_entry.min(logged_exchanges(&server, "insert into audit").await);
         }
-        assert_eq!(exchanges, [1, 1]);
+        assert_eq!(of_thread, 1);
+        assert_eq!(of_entry, 1);
     })
     .await;
 }
@@ -302,11 +307,8 @@ async fn a_run_of_one_step_takes_three_exchanges_with_the_connection_of_sqlite()
         for text in ["two", "three", "four", "five"] {
             server.log().clear();
             alice.says(text).await;
-            let of_admission = || exchanges_of(&server.log().text(), "insert into runs");
-            let of_end = || exchanges_of(&server.log().text(), "update threads set status = case");
-            eventually(async || of_admission().is_some() && of_end().is_some()).await;
-            admission = admission.min(of_admission().expect("it is in the log"));
-            end = end.min(of_end().expect("it is in the log"));
+            admission = admission.min(logged_exchanges(&server, "insert into runs").await);
+            end = end.min(logged_exchanges(&server, END).await);
         }
         assert_eq!(admission, 2, "what is read, and what is stored");
         assert_eq!(end, 1, "no message waits for answers");
@@ -369,28 +371,24 @@ async fn a_question_and_its_answer_take_six_exchanges_with_the_connection_of_sql
         let mut admission = usize::MAX;
         // Reads of other work may be in the log, as above.
         for id in ["m1", "m2", "m3", "m4"] {
+            // The end of the run before may come into the log after its client has heard of it.
+            logged_exchanges(&server, END).await;
             server.log().clear();
             alice.says(script().calls(mail(id, "bob")).says("sent")).await;
-            let of_end = || exchanges_of(&server.log().text(), "update threads set status = case");
-            eventually(async || of_end().is_some()).await;
-            end = end.min(of_end().expect("it is in the log"));
+            end = end.min(logged_exchanges(&server, END).await);
             let question = alice.question().await;
             server.log().clear();
             alice.approves(&question).await.finishes().await;
-            let of_admission = || exchanges_of(&server.log().text(), "insert into runs");
-            eventually(async || of_admission().is_some()).await;
-            admission = admission.min(of_admission().expect("it is in the log"));
+            admission = admission.min(logged_exchanges(&server, "insert into runs").await);
             assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: sent"));
         }
-        // The promise is an upper bound.
-        assert!(
-            end <= 2,
-            "{end}: what is stored, with what is read of subagents that were cancelled, and the commit"
+        assert_eq!(
+            end, 2,
+            "what is stored, with what is read of subagents that were cancelled, and the commit"
         );
-        assert!(
-            admission <= 4,
-            "{admission}: what is read, what is stored with where the thread waits, the position with what was used, and the \
-             commit"
+        assert_eq!(
+            admission, 4,
+            "what is read, what is stored with where the thread waits, the position with what was used, and the commit"
         );
     })
     .await;

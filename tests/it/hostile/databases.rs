@@ -21,6 +21,21 @@ async fn is_impatient(server: &TestServer, seconds: f64) {
     server.is_stopped_and_started_again().await;
 }
 
+/// Begins a transaction on Postgres, beside the server, with a statement that locks something.
+async fn begins_with(server: &TestServer, begin_and_lock: &'static str) -> PgConnection {
+    let mut other = postgres::connect(&server.database_url()).await;
+    sqlx::raw_sql(begin_and_lock)
+        .execute(&mut other)
+        .await
+        .expect("the lock");
+    other
+}
+
+/// Frees what a transaction has locked.
+async fn is_freed(mut other: PgConnection) {
+    sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
+}
+
 /// Checks that the request may be repeated later: status 503 with `Retry-After`.
 #[track_caller]
 fn says_try_again(reply: &Reply) {
@@ -104,18 +119,12 @@ async fn a_locked_table_of_postgres_hits_the_statement_timeout() {
         is_impatient(&server, 0.5).await;
         let client = server.client();
         client.thread().await;
-        let mut other = PgConnection::connect(&server.database_url())
-            .await
-            .expect("a connection");
-        sqlx::raw_sql("begin; lock table threads in access exclusive mode")
-            .execute(&mut other)
-            .await
-            .expect("the lock");
+        let other = begins_with(&server, "begin; lock table threads in access exclusive mode").await;
         let begun = Instant::now();
         says_try_again(&client.post("/threads", json!({})).await);
         says_try_again(&client.post("/threads/search", json!({})).await);
         assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
-        sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
+        is_freed(other).await;
         eventually(async || client.post("/threads", json!({})).await.status == 200).await;
     })
     .await;
@@ -129,12 +138,8 @@ async fn a_thread_that_cannot_be_swept_in_time_does_not_keep_others() {
         let client = server.client();
         let alice = server.human("agent").await;
         alice.says("hello").await;
-        let mut other = postgres::connect(&server.database_url()).await;
         // The deletion of the thread waits for its run.
-        sqlx::raw_sql("begin; select 1 from runs for update")
-            .execute(&mut other)
-            .await
-            .expect("the lock");
+        let other = begins_with(&server, "begin; select 1 from runs for update").await;
         let soon = json!({"ttl": {"ttl": 0.001, "strategy": "delete"}});
         client.patch(&alice.path(""), soon.clone()).await.ok();
         // A thread that expires later is swept behind that one.
@@ -142,40 +147,40 @@ async fn a_thread_that_cannot_be_swept_in_time_does_not_keep_others() {
         let path = format!("/threads/{}", later["thread_id"].as_str().expect("an id"));
         eventually(async || client.get(&path).await.status == 404).await;
         client.get(&alice.path("")).await.ok();
-        sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
+        is_freed(other).await;
         eventually(async || client.get(&alice.path("")).await.status == 404).await;
     })
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_slow_searches_of_one_user_do_not_delay_those_of_others() {
+/// Has the crons locked while requests read them, checks that those do not delay bob, who has one thread, and returns their
+/// answers.
+async fn bob_is_not_delayed_by<T>(requests: impl Future<Output = T>, server: &TestServer, bob: &Client) -> T {
     const WAITING: &str = "select count(*) from pg_stat_activity where datname = current_database() \
         and wait_event_type = 'Lock' and query like '%from crons%'";
+    let other = begins_with(server, "begin; lock table crons in access exclusive mode").await;
+    let searches = async {
+        eventually(async || server.number_in_database(WAITING).await >= 3).await;
+        let counted = bob.post("/threads/count", json!({}));
+        let counted = timeout(Duration::from_secs(5), counted)
+            .await
+            .expect("bob does not wait");
+        assert_eq!(counted.ok(), 1);
+        is_freed(other).await;
+    };
+    let (answers, ()) = tokio::join!(requests, searches);
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_slow_searches_of_one_user_do_not_delay_those_of_others() {
     play(Engine::Postgres, async |server: TestServer| {
         let keys = server.is_protected().await;
         let ann = keys.client("ann");
         let bob = keys.client("bob");
         bob.thread().await;
-        let mut other = PgConnection::connect(&server.database_url())
-            .await
-            .expect("a connection");
-        sqlx::raw_sql("begin; lock table crons in access exclusive mode")
-            .execute(&mut other)
-            .await
-            .expect("the lock");
         let counts = join_all((0..6).map(|_| ann.post("/runs/crons/count", json!({}))));
-        let others = async {
-            eventually(async || server.number_in_database(WAITING).await >= 3).await;
-            let counted = bob.post("/threads/count", json!({}));
-            let counted = timeout(Duration::from_secs(5), counted)
-                .await
-                .expect("bob does not wait");
-            assert_eq!(counted.ok(), 1);
-            sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
-        };
-        let (counted, ()) = tokio::join!(counts, others);
-        for count in counted {
+        for count in bob_is_not_delayed_by(counts, &server, &bob).await {
             assert_eq!(count.ok(), 0);
         }
     })
@@ -184,36 +189,17 @@ async fn the_slow_searches_of_one_user_do_not_delay_those_of_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_exports_of_one_admin_do_not_delay_the_searches_of_others() {
-    const WAITING: &str = "select count(*) from pg_stat_activity where datname = current_database() \
-        and wait_event_type = 'Lock' and query like '%from crons%'";
     play(Engine::Postgres, async |server: TestServer| {
         let keys = server.is_protected().await;
         let root = keys.client("root");
         let bob = keys.client("bob");
         bob.thread().await;
-        let mut other = PgConnection::connect(&server.database_url())
-            .await
-            .expect("a connection");
-        sqlx::raw_sql("begin; lock table crons in access exclusive mode")
-            .execute(&mut other)
-            .await
-            .expect("the lock");
         let exports = join_all((0..6).map(|_| async {
             let request = root.request(reqwest::Method::GET, "/users/bob/export");
             let response = request.send().await.expect("an answer");
             response.text().await.expect("the lines")
         }));
-        let others = async {
-            eventually(async || server.number_in_database(WAITING).await >= 3).await;
-            let counted = bob.post("/threads/count", json!({}));
-            let counted = timeout(Duration::from_secs(5), counted)
-                .await
-                .expect("bob does not wait");
-            assert_eq!(counted.ok(), 1);
-            sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
-        };
-        let (exported, ()) = tokio::join!(exports, others);
-        for lines in exported {
+        for lines in bob_is_not_delayed_by(exports, &server, &bob).await {
             assert!(lines.contains("\"type\":\"audit_entry\""), "it is complete: {lines}");
         }
     })

@@ -458,58 +458,54 @@ async fn a_postgres_database_is_looked_at() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_with_too_few_connections_is_reported() {
+/// Checks a new database of Postgres that a statement of its administrator has changed. Returns the check of this kind, which
+/// warns; `None` without Postgres.
+async fn warning_of_changed_postgres(kind: &str, change: &'static str) -> Option<Value> {
     let Some(database) = postgres::fresh_database().await else {
-        skipped::<()>("Postgres");
-        return;
+        return skipped("Postgres");
     };
     let folder = folder(&[("adjutant.toml", AGENT)]);
     let mut admin = postgres::connect(&database.admin).await;
-    raw_sql("do $$ begin execute format('alter database %I connection limit 10', current_database()); end $$")
-        .execute(&mut admin)
-        .await
-        .expect("a limit");
+    raw_sql(change).execute(&mut admin).await.expect("a change");
     let (is_usable, report) = checks(folder.path(), &["--database-url", &database.url]);
     assert!(is_usable, "{report:#}");
-    let found = of_kind(&report, "database_connections");
+    let found = of_kind(&report, kind);
     assert_eq!(found["status"], "warn", "{report:#}");
+    admin.close().await.expect("a clean close");
+    database.discard().await;
+    Some(found.clone())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_with_too_few_connections_is_reported() {
+    let limit = "do $$ begin execute format('alter database %I connection limit 10', current_database()); end $$";
+    let Some(found) = warning_of_changed_postgres("database_connections", limit).await else {
+        return;
+    };
     let message = found["message"].as_str().expect("a text");
     assert!(
         message.ends_with("of 10 are free, but this server takes up to 17"),
         "{message}"
     );
-    admin.close().await.expect("a clean close");
-    database.discard().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_postgres_whose_clock_is_wrong_is_reported() {
-    let Some(database) = postgres::fresh_database().await else {
-        skipped::<()>("Postgres");
-        return;
-    };
-    let folder = folder(&[("adjutant.toml", AGENT)]);
-    let mut admin = postgres::connect(&database.admin).await;
     // In this database a function of this name precedes that of Postgres.
     let hour_ahead = "create function public.clock_timestamp() returns timestamptz language sql \
         as $$ select pg_catalog.clock_timestamp() + interval '1 hour' $$; \
         do $$ begin \
             execute format('alter database %I set search_path = public, pg_catalog', current_database()); \
         end $$";
-    raw_sql(hour_ahead).execute(&mut admin).await.expect("another clock");
-    let (is_usable, report) = checks(folder.path(), &["--database-url", &database.url]);
-    assert!(is_usable, "{report:#}");
-    let found = of_kind(&report, "database_clock");
-    assert_eq!(found["status"], "warn", "{report:#}");
+    let Some(found) = warning_of_changed_postgres("database_clock", hour_ahead).await else {
+        return;
+    };
     let message = found["message"].as_str().expect("a text");
     assert!(message.contains(" s ahead of the clock of this machine"), "{message}");
     assert!(
         found["advice"].as_str().is_some_and(|advice| advice.contains("NTP")),
         "{found}"
     );
-    admin.close().await.expect("a clean close");
-    database.discard().await;
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::layers::{Source, collect, sources};
+use super::layers::{Source, collect, section_of_map, sources};
 
 /// Phrases of the past that name nothing: a reader has to guess the noun, and an operator cannot search for it.
 const OLD_PHRASES: [&str; 8] = [
@@ -120,20 +120,17 @@ fn the_declaration_of_a_type_is_found_with_every_visibility() {
     assert_eq!(declared_type("let wish = Wish;"), None);
 }
 
-/// The words of the glossary in a text.
-fn glossary(text: &str) -> Vec<&str> {
-    let section = text.lines().skip_while(|line| *line != "//! # Glossary").skip(1);
-    let section = section.take_while(|line| !line.starts_with("//! # "));
-    let rows = section.filter_map(|line| line.strip_prefix("//! | "));
+/// The words of the glossary in the lines of its section.
+fn glossary(section: &[String]) -> Vec<&str> {
+    let rows = section.iter().filter_map(|line| line.strip_prefix("| "));
     // The first row is the head of the table.
     rows.skip(1).filter_map(|row| Some(row.split_once(" | ")?.0)).collect()
 }
 
 #[test]
 fn the_glossary_has_at_most_thirty_words() {
-    let map = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
-    let text = fs::read_to_string(map).expect("the map can be read");
-    let words = glossary(&text);
+    let section = section_of_map("Glossary");
+    let words = glossary(&section);
     assert!(words.contains(&"lease"), "{words:?}");
     assert!(words.len() <= 30, "{} words: {words:?}", words.len());
 }

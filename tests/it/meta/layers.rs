@@ -241,14 +241,21 @@ fn a_forbidden_use_is_found_in_every_spelling() {
     assert_eq!(find("db", "// see crate::http\nuse crate::domain::id;"), [""; 0]);
 }
 
-/// Returns the rooms that the table of `src/lib.rs` lists, each with the rooms that it may use.
-fn listed_arrows() -> BTreeMap<String, BTreeSet<String>> {
+/// Returns the lines of a section of the map in `src/lib.rs`, without the marks of the comment.
+pub(super) fn section_of_map(title: &str) -> Vec<String> {
     let map = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
     let text = fs::read_to_string(map).expect("the map can be read");
-    let section = text.lines().skip_while(|line| *line != "//! # The rooms").skip(1);
-    let section = section.take_while(|line| !line.starts_with("//! # "));
+    let lines = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
+    let after = lines.skip_while(|line| line.strip_prefix("# ") != Some(title)).skip(1);
+    let section = after.take_while(|line| !line.starts_with("# "));
+    section.map(str::to_owned).collect()
+}
+
+/// Returns the rooms that the table of `src/lib.rs` lists, each with the rooms that it may use.
+fn listed_arrows() -> BTreeMap<String, BTreeSet<String>> {
+    let section = section_of_map("The rooms");
     let mut arrows = BTreeMap::new();
-    for row in section.filter_map(|line| line.strip_prefix("//! | [`")) {
+    for row in section.iter().filter_map(|line| line.strip_prefix("| [`")) {
         let cells: Vec<&str> = row.split('|').collect();
         let [room, _, may_use, _] = cells[..] else {
             panic!("a row with other cells: {row}")

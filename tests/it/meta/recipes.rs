@@ -1,8 +1,9 @@
 //! The recipes of `src/lib.rs`: each names files that exist, and no more of them than its kind of change may touch.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
+
+use super::layers::section_of_map;
 
 /// The kinds of changes, with the most files that each may touch, its test included.
 const KINDS: [(&str, usize); 6] = [
@@ -23,10 +24,7 @@ fn root() -> PathBuf {
 
 /// Returns the text of the section "How to add …", without the marks of the comment.
 fn section() -> String {
-    let text = fs::read_to_string(root().join("src/lib.rs")).expect("the map can be read");
-    let lines = text.lines().skip_while(|line| *line != "//! # How to add …").skip(1);
-    let lines = lines.map_while(|line| line.strip_prefix("//!"));
-    lines.map(str::trim).collect::<Vec<_>>().join("\n")
+    section_of_map("How to add …").join("\n")
 }
 
 /// Returns the recipes: the kind of each, and its text in one line.

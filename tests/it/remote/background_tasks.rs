@@ -1192,7 +1192,7 @@ async fn a_remote_task_of_a_stateless_run_that_is_to_be_cancelled_is_cancelled(s
         peer.server.tools.called("lookup", 1).await;
         server.tools.called("lookup", 1).await;
         peer.door.is(ProxyState::Shut);
-        // What is stored when the agent cancels the task and its server is out of reach.
+        // An agent that cancels the task stores this while the server of the task is out of reach.
         server
             .executes_sql("update remote_runs set unwanted = true, version = version + 1")
             .await;

@@ -228,7 +228,7 @@ spec:
 {{- concat $hosts .Values.hosts | toJson -}}
 {{- end -}}
 
-{{/* How workers leave. One gives its runs back after a step, but tools that must not be repeated are waited for. */}}
+{{/* The pace at which workers leave. One gives its runs back after a step, but tools that must not be repeated are waited for. */}}
 {{- define "adjutant.scaling" -}}
 scaleDown:
   stabilizationWindowSeconds: 300
