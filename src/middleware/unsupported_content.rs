@@ -23,8 +23,6 @@ use crate::tool::Halt;
 const REFUSED: &str = "_refused_content";
 /// The reason for media that the provider has refused.
 const BY_PROVIDER: &str = "the provider of the model refused it";
-/// The reason for media in the result of a tool.
-const IN_RESULT: &str = "a model reads only texts and images in the result of a tool";
 
 /// The middleware.
 pub struct UnsupportedContent {
@@ -54,11 +52,8 @@ impl UnsupportedContent {
         }
         match message.role {
             Role::Human => self.refusal(block),
-            Role::Tool { .. } => {
-                let is_image = |kind: &str| matches!(kind, "image" | "image_url" | "input_image");
-                let kind = media_kind(block).filter(|kind| !is_image(kind));
-                kind.map(|_| IN_RESULT.to_owned())
-            }
+            // Other blocks of a result are sent as JSON.
+            Role::Tool { .. } => is_media.then(|| self.refusal(block)).flatten(),
             Role::System | Role::Ai { .. } | Role::Remove => None,
         }
     }
