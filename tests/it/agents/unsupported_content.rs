@@ -36,6 +36,7 @@ on_both_engines! {
     an_empty_file_becomes_a_text_that_names_it,
     media_that_the_provider_refuses_are_left_out_at_once_and_from_then_on,
     media_that_the_provider_has_taken_are_not_left_out,
+    media_that_the_profile_of_a_model_denies_are_never_sent,
     a_refusal_that_is_not_about_content_is_not_repeated,
     a_request_that_is_refused_without_its_media_fails_as_before,
     a_video_in_the_result_of_a_tool_is_named,
@@ -163,6 +164,29 @@ async fn media_that_the_provider_has_taken_are_not_left_out(server: TestServer) 
     assert_eq!(asked.len(), 3);
     assert!(asked[2].contains("iVBORw0KGgo="), "{}", asked[2]);
     assert!(!asked[2].contains("R0lGODlh"), "{}", asked[2]);
+}
+
+async fn media_that_the_profile_of_a_model_denies_are_never_sent(server: TestServer) {
+    let configuration = "[profiles.\"fake_openai:m-1\"]\nimage_inputs = false\n\
+         [agents.blind]\nmodel = \"fake_openai:m-1\"\n\
+         [agents.helped]\nmodel = [\"fake_openai:m-1\", \"fake_openai:m-2\"]\n";
+    server.is_configured_with(configuration).await;
+    for (agent, is_shown) in [("blind", false), ("helped", true)] {
+        let alice = server.human(agent).await;
+        let before = bodies(&server).len();
+        server.models.will([Turn::Says("a picture")]);
+        assert_eq!(
+            sends(&alice, &[text("what is this?"), image()]).await,
+            "success",
+            "{agent}"
+        );
+        let asked = bodies(&server).split_off(before);
+        assert_eq!(asked.len(), 1, "{agent}: no request is refused first");
+        assert_eq!(asked[0].contains("iVBORw0KGgo="), is_shown, "{}", asked[0]);
+        assert_ne!(asked[0].contains("image_inputs = false"), is_shown, "{}", asked[0]);
+        let kept = alice.state().await["values"]["messages"][0]["content"].clone();
+        assert_eq!(kept[1], image(), "{agent}");
+    }
 }
 
 async fn a_refusal_that_is_not_about_content_is_not_repeated(server: TestServer) {
