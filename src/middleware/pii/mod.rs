@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{HookResult, Middleware, TextFilter, instance_name, read_settings};
 use crate::definition::check::is_word;
-use crate::definition::{Diagnostic, FieldPath, suggestion};
+use crate::definition::{Diagnostic, FieldPath, builtins, suggestion};
 use crate::domain::call::ToolOutput;
 use crate::domain::json_texts;
 use crate::domain::machine::{Failure, HookPoint};
@@ -26,8 +26,6 @@ mod filter;
 use detector::{Detector, PiiKind};
 use filter::{PiiFilter, PiiRule, PiiStrategy};
 
-/// The name.
-const NAME: &str = "PIIMiddleware";
 /// The maximum length of the name of a kind.
 const LONGEST_TYPE: usize = 64;
 
@@ -106,7 +104,7 @@ impl PiiSettings {
 #[async_trait]
 impl Middleware for Pii {
     fn name(&self) -> &str {
-        self.name.as_deref().unwrap_or(NAME)
+        self.name.as_deref().unwrap_or(builtins::PII)
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
@@ -117,7 +115,7 @@ impl Middleware for Pii {
             return Err(vec![Diagnostic::error(FieldPath::of(["apply_to_input"]), message)]);
         }
         Ok(Some(Arc::new(Self {
-            name: Some(instance_name(NAME, &settings.r#type)),
+            name: Some(instance_name(builtins::PII, &settings.r#type)),
             rule: Some(PiiRule {
                 name: settings.r#type.as_str().into(),
                 detector: Arc::new(detector),
