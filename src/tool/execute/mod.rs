@@ -103,7 +103,8 @@ impl ExecuteTool {
             "Runs a shell command in a sandbox and shows what it prints and its exit code. It starts in the directory \
              of your files: what the file tools call /notes.txt is notes.txt here, so use relative paths. Only the file \
              tools see what is below {}. Each call is a shell of its own; only files stay.{network} A command is killed \
-             with all that it has started after {} seconds, or after `timeout` seconds, at most {}. To read, search and change files, prefer the file tools.",
+             with all that it has started after {} seconds, or after `timeout` seconds, at most {}. To read, search and \
+             change files, prefer the file tools.",
             elsewhere.join(", "),
             settings.timeout_s,
             settings.max_timeout_s
