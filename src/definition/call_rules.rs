@@ -195,12 +195,13 @@ fn collect_values(value: &Value, path: &str, into: &mut Vec<String>) {
         return;
     }
     if let Some(own) = value.get(path) {
-        return collect_texts(own, into);
+        collect_texts(own, into);
     }
-    if let Some((first, rest)) = path.split_once('.')
-        && let Some(inner) = value.get(first)
-    {
-        collect_values(inner, rest, into);
+    // A name with dots, which a model could add, must not hide the argument inside another one.
+    for (at, _) in path.match_indices('.') {
+        if let Some(inner) = value.get(&path[..at]) {
+            collect_values(inner, &path[at + 1..], into);
+        }
     }
 }
 
@@ -314,6 +315,8 @@ mod tests {
             "deny"
         );
         assert_eq!(decision(&rules, "a", "x", json!({"options.mode": "wipe"})), "deny");
+        let hidden = json!({"options.mode": "keep", "options": {"mode": "wipe"}});
+        assert_eq!(decision(&rules, "a", "x", hidden), "deny");
         assert_eq!(
             decision(&rules, "a", "x", json!({"rows": [{"id": 1}, {"id": 7}], "force": true})),
             "deny"
