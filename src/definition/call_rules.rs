@@ -9,7 +9,7 @@ use std::sync::Arc;
 use globset::{GlobBuilder, GlobMatcher};
 use serde_json::Value;
 
-use super::mcp::model_tool_name;
+use super::mcp::{LONGEST_NAME, before_digest, model_tool_name};
 use super::permission::{Permission, PermissionMode};
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
@@ -41,13 +41,68 @@ pub struct CallRules(Arc<[CallRule]>);
 struct CallRule {
     /// The place in the list of `permissions`.
     at: usize,
-    tools: Vec<GlobMatcher>,
+    tools: Vec<ToolPattern>,
     arguments: Vec<(String, GlobMatcher)>,
     /// Each pattern with a folder that holds all paths that the pattern matches. None if the rule is about any path.
     paths: Option<Vec<(Pattern, String)>>,
     /// None if the rule is about every agent.
     agents: Option<Vec<GlobMatcher>>,
     mode: PermissionMode,
+}
+
+/// A pattern for the names of tools.
+struct ToolPattern {
+    glob: GlobMatcher,
+    /// The pattern for names in which characters were replaced, see [`before_digest`]. None if it is a name, whose digest is
+    /// known.
+    replaced: Option<GlobMatcher>,
+    /// The beginning of that pattern, up to its first wildcard.
+    start: String,
+}
+
+impl ToolPattern {
+    /// Compiles a pattern.
+    ///
+    /// # Errors
+    /// As [`glob`].
+    fn new(pattern: &str) -> Result<Self, String> {
+        let exact = tool_glob(pattern)?;
+        if !is_pattern(pattern) {
+            return Ok(Self {
+                glob: exact,
+                replaced: None,
+                start: String::new(),
+            });
+        }
+        let is_kept = |letter: char| letter.is_ascii_alphanumeric() || "_-*?[]{},!^\\".contains(letter);
+        let letters = exact.glob().glob().chars();
+        let text: String = letters
+            .map(|letter| if is_kept(letter) { letter } else { '_' })
+            .collect();
+        let start = text
+            .split(['*', '?', '[', '{', '\\'])
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        Ok(Self {
+            replaced: Some(glob(&text, false)?),
+            glob: exact,
+            start,
+        })
+    }
+
+    /// Returns whether the name of a tool matches, as its server gave it. Of a name that is too long for models the end is
+    /// not known, so that a rule that restricts is about it if the beginning may match.
+    fn matches(&self, tool: &str, restricts: bool) -> bool {
+        if self.glob.is_match(tool) {
+            return true;
+        }
+        let (Some(replaced), Some(kept)) = (&self.replaced, before_digest(tool)) else {
+            return false;
+        };
+        let may_match = || self.start.starts_with(kept) || kept.starts_with(&self.start);
+        replaced.is_match(kept) || restricts && tool.len() >= LONGEST_NAME && may_match()
+    }
 }
 
 impl CallRules {
@@ -115,7 +170,7 @@ impl CallRules {
 
 impl CallRule {
     fn new(at: usize, permission: &Permission) -> Self {
-        let tools = permission.tools.iter().filter_map(|tool| tool_glob(tool).ok());
+        let tools = permission.tools.iter().filter_map(|tool| ToolPattern::new(tool).ok());
         let argument = |(name, pattern): (&String, &String)| Some((name.clone(), glob(pattern, false).ok()?));
         let path = |text: &String| Some((Pattern::with_dots(text).ok()?, trunk(text)));
         let agents = permission.agents.iter().filter_map(|agent| glob(agent, true).ok());
@@ -130,7 +185,8 @@ impl CallRule {
     }
 
     fn names(&self, tool: &str) -> bool {
-        self.tools.iter().any(|pattern| pattern.is_match(tool))
+        let restricts = self.mode != PermissionMode::Allow;
+        self.tools.iter().any(|pattern| pattern.matches(tool, restricts))
     }
 
     fn is_about(&self, agent: &[String]) -> bool {
@@ -249,6 +305,7 @@ pub(super) fn is_pattern(text: &str) -> bool {
 mod tests {
     use serde_json::json;
 
+    use super::super::mcp::model_name;
     use super::super::permission::check;
     use super::super::{FieldPath, FileRules};
     use super::*;
@@ -346,6 +403,27 @@ mod tests {
             ("fs__status", json!({}), "allow"),
         ] {
             assert_eq!(decision(&rules, "a", tool, args.clone()), expected, "{tool} {args}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_compared_with_the_names_that_servers_give_their_tools() {
+        let rules = rules(json!([
+            {"tools": ["fs/*.delete", "*drop"], "mode": "deny"},
+            {"tools": ["fs/files.*"]},
+            {"tools": ["fs/*"], "mode": "ask"},
+        ]));
+        let long = "x".repeat(90);
+        for (server, tool, expected) in [
+            ("fs", "files.delete", "deny"),
+            ("fs", "files.read", "allow"),
+            ("fs", "read", "ask"),
+            ("db", "table/drop", "deny"),
+            ("db", "table.list", "allow"),
+            ("db", long.as_str(), "deny"),
+        ] {
+            let name = model_name(server, tool);
+            assert_eq!(decision(&rules, "main", &name, json!({})), expected, "{name}");
         }
     }
 
