@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 use super::mcp::{LONGEST_NAME, before_digest, model_tool_name};
 use super::permission::{Permission, PermissionMode};
@@ -267,8 +267,16 @@ fn collect_texts(value: &Value, into: &mut Vec<String>) {
         Value::Null => {}
         Value::String(text) => into.push(text.clone()),
         Value::Array(items) => items.iter().for_each(|item| collect_texts(item, into)),
-        Value::Bool(_) | Value::Number(_) | Value::Object(_) => into.push(value.to_string()),
+        Value::Number(number) => into.push(number_text(number)),
+        Value::Bool(_) | Value::Object(_) => into.push(value.to_string()),
     }
+}
+
+/// Returns a number as JSON, and one such as 7.0 as a whole number: a tool takes both for the same.
+fn number_text(number: &Number) -> String {
+    let float = number.as_f64().filter(|_| number.is_f64());
+    let whole = float.filter(|float| float.fract() == 0.0 && float.abs() < 1e15);
+    whole.map_or_else(|| number.to_string(), |whole| format!("{whole:.0}"))
 }
 
 /// Compiles a pattern.
@@ -376,6 +384,10 @@ mod tests {
         assert_eq!(decision(&rules, "a", "x", hidden), "deny");
         assert_eq!(
             decision(&rules, "a", "x", json!({"rows": [{"id": 1}, {"id": 7}], "force": true})),
+            "deny"
+        );
+        assert_eq!(
+            decision(&rules, "a", "x", json!({"rows": [{"id": 7.0}], "force": true})),
             "deny"
         );
         assert_eq!(
