@@ -202,9 +202,10 @@ impl CallRule {
 
     /// Returns whether the arguments of a call are such as the rule is about.
     fn fits(&self, call: &ToolCall) -> bool {
+        let restricts = self.mode != PermissionMode::Allow;
         let arguments = self.arguments.iter().all(|(name, pattern)| {
             let mut values = vec![];
-            collect_values(&Value::Object(call.args.clone()), name, &mut values);
+            collect_values(&Value::Object(call.args.clone()), name, restricts, &mut values);
             self.holds(&values, |value| pattern.is_match(value))
         });
         arguments
@@ -216,14 +217,14 @@ impl CallRule {
 
     fn fits_paths(&self, patterns: &[(Pattern, String)], call: &ToolCall) -> bool {
         let is_tree = TREE_TOOLS.contains(&call.name.as_str());
+        let restricts = self.mode != PermissionMode::Allow;
         let mut paths = vec![];
         for name in PATH_ARGUMENTS {
-            collect_texts(call.args.get(name).unwrap_or(&Value::Null), &mut paths);
+            collect_texts(call.args.get(name).unwrap_or(&Value::Null), restricts, &mut paths);
         }
         if paths.is_empty() && is_tree {
             paths.push("/".to_owned());
         }
-        let restricts = self.mode != PermissionMode::Allow;
         self.holds(&paths, |path| match normalise(path) {
             Ok(path) => patterns.iter().any(|(pattern, trunk)| {
                 let reaches = || restricts && is_tree && (below(trunk, &path).is_some() || *trunk == path);
@@ -244,31 +245,52 @@ impl CallRule {
     }
 }
 
-/// Adds the values of an argument: those at a path of keys with dots between them, in lists too.
-fn collect_values(value: &Value, path: &str, into: &mut Vec<String>) {
+/// Adds the values of an argument: those at a path of keys with dots between them, in lists too. `restricts` is as in
+/// [`collect_texts`].
+fn collect_values(value: &Value, path: &str, restricts: bool, into: &mut Vec<String>) {
     if let Value::Array(items) = value {
-        items.iter().for_each(|item| collect_values(item, path, into));
+        items
+            .iter()
+            .for_each(|item| collect_values(item, path, restricts, into));
         return;
     }
     if let Some(own) = value.get(path) {
-        collect_texts(own, into);
+        collect_texts(own, restricts, into);
     }
     // A name with dots, which a model could add, must not hide the argument inside another one.
     for (at, _) in path.match_indices('.') {
         if let Some(inner) = value.get(&path[..at]) {
-            collect_values(inner, &path[at + 1..], into);
+            collect_values(inner, &path[at + 1..], restricts, into);
         }
     }
 }
 
-/// Adds the texts of a value: each of a list, and other values as JSON.
-fn collect_texts(value: &Value, into: &mut Vec<String>) {
+/// Adds the texts of a value: each of a list, and other values as JSON. For a rule that restricts those inside objects, too:
+/// `{"mail": "eve@example.org"}` may mean the same as the text alone.
+fn collect_texts(value: &Value, restricts: bool, into: &mut Vec<String>) {
     match value {
         Value::Null => {}
         Value::String(text) => into.push(text.clone()),
-        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, into)),
+        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, restricts, into)),
         Value::Number(number) => into.push(number_text(number)),
-        Value::Bool(_) | Value::Object(_) => into.push(value.to_string()),
+        Value::Bool(_) => into.push(value.to_string()),
+        Value::Object(fields) => {
+            into.push(value.to_string());
+            let inside = fields.values().filter(|_| restricts);
+            inside.for_each(|inner| collect_inner_texts(inner, into));
+        }
+    }
+}
+
+/// Adds the texts inside a value, without the JSON of lists and objects: that of each level would be a copy of the rest.
+fn collect_inner_texts(value: &Value, into: &mut Vec<String>) {
+    match value {
+        Value::Null => {}
+        Value::String(text) => into.push(text.clone()),
+        Value::Number(number) => into.push(number_text(number)),
+        Value::Bool(_) => into.push(value.to_string()),
+        Value::Array(items) => items.iter().for_each(|item| collect_inner_texts(item, into)),
+        Value::Object(fields) => fields.values().for_each(|inner| collect_inner_texts(inner, into)),
     }
 }
 
@@ -413,6 +435,23 @@ mod tests {
             ("fs__read", json!({"paths": ["/project/a", "/project/b"]}), "allow"),
             ("grep", json!({"pattern": "x"}), "deny"),
             ("fs__status", json!({}), "allow"),
+        ] {
+            assert_eq!(decision(&rules, "a", tool, args.clone()), expected, "{tool} {args}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_restricts_looks_into_objects() {
+        let rules = rules(json!([
+            {"tools": ["send"], "arguments": {"to": "*@evil.com"}, "mode": "deny"},
+            {"tools": ["move"], "paths": ["/etc/**"], "mode": "deny"},
+            {"tools": ["send"], "mode": "ask"},
+        ]));
+        for (tool, args, expected) in [
+            ("send", json!({"to": {"mail": "eve@evil.com"}}), "deny"),
+            ("send", json!({"to": [{"mail": ["bob@a.org", "eve@evil.com"]}]}), "deny"),
+            ("move", json!({"source": {"path": "/etc/passwd"}}), "deny"),
+            ("send", json!({"to": {"mail": "bob@a.org"}}), "ask"),
         ] {
             assert_eq!(decision(&rules, "a", tool, args.clone()), expected, "{tool} {args}");
         }
