@@ -7,10 +7,11 @@
 use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
-use serde_json::{Number, Value};
+use serde_json::Value;
 
 use super::mcp::{LONGEST_NAME, before_digest, model_tool_name};
 use super::permission::{Permission, PermissionMode};
+use crate::domain::filter::canonical_number;
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
 use crate::domain::pattern::{Pattern, trunk};
@@ -53,10 +54,15 @@ struct CallRule {
 /// A pattern for the names of tools.
 struct ToolPattern {
     glob: GlobMatcher,
-    /// The pattern for names in which characters were replaced, see [`before_digest`]. None if it is a name, whose digest is
-    /// known.
-    replaced: Option<GlobMatcher>,
-    /// The beginning of that pattern, up to its first wildcard.
+    /// The pattern for names in which characters were replaced. None if it is a name, whose digest is known.
+    replaced: Option<ReplacedPattern>,
+}
+
+/// A pattern for the beginnings of names in which characters were replaced, see [`before_digest`].
+struct ReplacedPattern {
+    /// None if the pattern has a range of characters that ends with a replaced one.
+    glob: Option<GlobMatcher>,
+    /// The beginning of the pattern, up to its first wildcard.
     start: String,
 }
 
@@ -67,32 +73,12 @@ impl ToolPattern {
     /// As [`glob`].
     fn new(pattern: &str) -> Result<Self, String> {
         let exact = tool_glob(pattern)?;
-        if !is_pattern(pattern) {
-            return Ok(Self {
-                glob: exact,
-                replaced: None,
-                start: String::new(),
-            });
-        }
-        let is_kept = |letter: char| letter.is_ascii_alphanumeric() || "_-*?[]{},!^\\".contains(letter);
-        let letters = exact.glob().glob().chars();
-        let text: String = letters
-            .map(|letter| if is_kept(letter) { letter } else { '_' })
-            .collect();
-        let start = text
-            .split(['*', '?', '[', '{', '\\'])
-            .next()
-            .unwrap_or_default()
-            .to_owned();
-        Ok(Self {
-            replaced: Some(glob(&text, false)?),
-            glob: exact,
-            start,
-        })
+        let replaced = is_pattern(pattern).then(|| ReplacedPattern::new(exact.glob().glob()));
+        Ok(Self { glob: exact, replaced })
     }
 
     /// Returns whether the name of a tool matches, as its server gave it. Of a name that is too long for models the end is
-    /// not known, so that a rule that restricts is about it if the beginning may match.
+    /// not known, so that a rule that restricts is about it if the beginning may match, and one that allows is not.
     fn matches(&self, tool: &str, restricts: bool) -> bool {
         if self.glob.is_match(tool) {
             return true;
@@ -100,8 +86,38 @@ impl ToolPattern {
         let (Some(replaced), Some(kept)) = (&self.replaced, before_digest(tool)) else {
             return false;
         };
-        let may_match = || self.start.starts_with(kept) || kept.starts_with(&self.start);
-        replaced.is_match(kept) || restricts && tool.len() >= LONGEST_NAME && may_match()
+        let is_cut = tool.len() >= LONGEST_NAME;
+        match &replaced.glob {
+            Some(glob) if !is_cut => glob.is_match(kept),
+            Some(glob) => restricts && (glob.is_match(kept) || replaced.may_begin(kept)),
+            None => restricts && replaced.may_begin(kept),
+        }
+    }
+}
+
+impl ReplacedPattern {
+    /// Compiles a valid pattern. Characters that names for models do not have are `_`, as in these names; those that belong
+    /// to the pattern stay.
+    fn new(pattern: &str) -> Self {
+        let text = pattern.chars().fold(String::new(), |mut text, letter| {
+            let is_kept = match letter {
+                '!' | '^' => text.ends_with('['),
+                ',' => text.matches('{').count() > text.matches('}').count(),
+                _ => letter.is_ascii_alphanumeric() || "_-*?[]{}\\".contains(letter),
+            };
+            text.push(if is_kept { letter } else { '_' });
+            text
+        });
+        let start = text.split(['*', '?', '[', '{', '\\']).next().unwrap_or_default();
+        Self {
+            glob: glob(&text, false).ok(),
+            start: start.to_owned(),
+        }
+    }
+
+    /// Returns whether a name that begins with `kept` may begin as the pattern does.
+    fn may_begin(&self, kept: &str) -> bool {
+        self.start.starts_with(kept) || kept.starts_with(&self.start)
     }
 }
 
@@ -265,14 +281,14 @@ fn collect_values(value: &Value, path: &str, restricts: bool, into: &mut Vec<Str
     }
 }
 
-/// Adds the texts of a value: each of a list, and other values as JSON. For a rule that restricts those inside objects, too:
-/// `{"mail": "eve@example.org"}` may mean the same as the text alone.
+/// Adds the texts of a value: each of a list, and other values as JSON, 7.0 as 7. For a rule that restricts those inside
+/// objects, too: `{"mail": "eve@example.org"}` may mean the same as the text alone.
 fn collect_texts(value: &Value, restricts: bool, into: &mut Vec<String>) {
     match value {
         Value::Null => {}
         Value::String(text) => into.push(text.clone()),
         Value::Array(items) => items.iter().for_each(|item| collect_texts(item, restricts, into)),
-        Value::Number(number) => into.push(number_text(number)),
+        Value::Number(number) => into.push(canonical_number(number)),
         Value::Bool(_) => into.push(value.to_string()),
         Value::Object(fields) => {
             into.push(value.to_string());
@@ -287,18 +303,11 @@ fn collect_inner_texts(value: &Value, into: &mut Vec<String>) {
     match value {
         Value::Null => {}
         Value::String(text) => into.push(text.clone()),
-        Value::Number(number) => into.push(number_text(number)),
+        Value::Number(number) => into.push(canonical_number(number)),
         Value::Bool(_) => into.push(value.to_string()),
         Value::Array(items) => items.iter().for_each(|item| collect_inner_texts(item, into)),
         Value::Object(fields) => fields.values().for_each(|inner| collect_inner_texts(inner, into)),
     }
-}
-
-/// Returns a number as JSON, and one such as 7.0 as a whole number: a tool takes both for the same.
-fn number_text(number: &Number) -> String {
-    let float = number.as_f64().filter(|_| number.is_f64());
-    let whole = float.filter(|float| float.fract() == 0.0 && float.abs() < 1e15);
-    whole.map_or_else(|| number.to_string(), |whole| format!("{whole:.0}"))
 }
 
 /// Compiles a pattern.
@@ -461,19 +470,36 @@ mod tests {
     fn patterns_are_compared_with_the_names_that_servers_give_their_tools() {
         let rules = rules(json!([
             {"tools": ["fs/*.delete", "*drop"], "mode": "deny"},
-            {"tools": ["fs/files.*"]},
+            {"tools": ["fs/files.*", "fs/a!*"]},
             {"tools": ["fs/*"], "mode": "ask"},
         ]));
         let long = "x".repeat(90);
         for (server, tool, expected) in [
             ("fs", "files.delete", "deny"),
             ("fs", "files.read", "allow"),
+            ("fs", "a!b", "allow"),
             ("fs", "read", "ask"),
             ("db", "table/drop", "deny"),
             ("db", "table.list", "allow"),
             ("db", long.as_str(), "deny"),
         ] {
             let name = model_name(server, tool);
+            assert_eq!(decision(&rules, "main", &name, json!({})), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_allows_needs_the_whole_name_and_one_that_denies_is_never_lost() {
+        let rules = rules(json!([{"tools": ["fs/*.read"]}, {"tools": ["fs/[a-~]*"], "mode": "deny"}]));
+        // The beginning of this name that is left ends with `_read`.
+        let long = format!("{}.read.and.write", "x".repeat(46));
+        for (tool, expected) in [
+            ("page.read", "allow"),
+            (long.as_str(), "deny"),
+            ("write", "deny"),
+            ("write.all", "deny"),
+        ] {
+            let name = model_name("fs", tool);
             assert_eq!(decision(&rules, "main", &name, json!({})), expected, "{name}");
         }
     }

@@ -218,7 +218,7 @@ fn term_at(path: &[u8], value: &Value) -> Term {
 }
 
 /// Returns the canonical spelling of a number: 1 and 1.0 are the same.
-fn canonical_number(number: &Number) -> String {
+pub fn canonical_number(number: &Number) -> String {
     match number.as_f64() {
         Some(float) if !number.is_i64() && !number.is_u64() && float.fract() == 0.0 && float.abs() < 1e15 => {
             format!("{float:.0}").replace("-0", "0")

@@ -18,7 +18,8 @@ use crate::domain::message::{Message, Role};
 pub(super) struct Separator(String);
 
 impl Separator {
-    /// Creates a separator if `messages` has consecutive messages of the user and the protocol of `kind` accepts them.
+    /// Creates a separator if `messages` may become consecutive messages of the user and the protocol of `kind` accepts
+    /// them.
     #[expect(
         clippy::disallowed_methods,
         reason = "a client that knew the text could have its own messages left out"
@@ -31,9 +32,11 @@ impl Separator {
             Protocol::OpenAiResponses | Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => false,
         };
         let is_human = |message: &Message| matches!(message.role, Role::Human);
-        let has_consecutive = messages
-            .windows(2)
-            .any(|pair| pair.iter().all(|message| is_human(message)));
+        // Files of results become a message of the user behind them.
+        let has_consecutive = messages.windows(2).any(|pair| match pair {
+            [first, second] => is_human(second) && (is_human(first) || first.answers().is_some()),
+            _ => false,
+        });
         (accepts_separate && has_consecutive).then(|| Self(format!("separator {}", Uuid::new_v4())))
     }
 

@@ -545,7 +545,12 @@ async fn a_message_after_a_tools_result_is_one_of_its_own() {
 
 #[tokio::test]
 async fn a_file_in_the_result_of_a_tool_follows_the_results() {
-    for kind in [ProviderKind::OpenAi, ProviderKind::Anthropic, ProviderKind::GoogleGenAi] {
+    for kind in [
+        ProviderKind::OpenAi,
+        ProviderKind::OpenAiResponses,
+        ProviderKind::Anthropic,
+        ProviderKind::GoogleGenAi,
+    ] {
         let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
         let calls = ["call_1", "call_2"].map(|id| ToolCall::new(id, "look", serde_json::Map::new()));
         let role = Role::Ai {
@@ -561,15 +566,24 @@ async fn a_file_in_the_result_of_a_tool_follows_the_results() {
             Message::new(role, ""),
             Message::tool(&calls[0], ToolStatus::Success, found),
             Message::tool(&calls[1], ToolStatus::Success, "nothing more"),
+            Message::human("go on"),
         ];
         let _ = ask(&model, request(messages)).await;
-        let body = server.last().body.to_string();
+        let body = server.last().body;
+        if kind == ProviderKind::OpenAi {
+            let sent = body["messages"].as_array().expect("messages").iter();
+            let roles: Vec<&str> = sent.filter_map(|message| message["role"].as_str()).collect();
+            let expected = ["system", "user", "assistant", "tool", "tool", "user", "user"];
+            assert_eq!(roles, expected, "{body}");
+        }
+        let body = body.to_string();
         let parts = [
             "report.pdf",
             "follows after the results",
             "nothing more",
             "that a tool has returned",
             "JVBERi0=",
+            "go on",
         ];
         let places = parts.map(|part| {
             body.find(part)

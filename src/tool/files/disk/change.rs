@@ -53,7 +53,7 @@ impl Change {
         let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         if lacks_space(&parent, length, self.least_free) {
             return Err(format!(
-                "Error: '{}' was not written: too little space is left on the disk. Nothing was changed.",
+                "Error: '{}' was not written: too little space is left on the disk.",
                 self.path
             ));
         }
