@@ -96,8 +96,8 @@ impl ToolPattern {
 }
 
 impl ReplacedPattern {
-    /// Compiles a valid pattern. Characters that names for models do not have are `_`, as in these names; those that belong
-    /// to the pattern stay.
+    /// Compiles a valid pattern. Characters that names for models do not have are `_`, as in these names; those that
+    /// belong to the pattern stay.
     fn new(pattern: &str) -> Self {
         let text = pattern.chars().fold(String::new(), |mut text, letter| {
             let is_kept = match letter {

@@ -81,33 +81,49 @@ impl Middleware for UnsupportedContent {
             return next.ask(request).await;
         }
         request.messages = self.shown(&request.messages, &refused);
-        let suspects = new_media(&request.messages);
-        if suspects.is_empty() {
+        let groups = [new_media(&request.messages), earlier_files(&request.messages)];
+        if groups.iter().all(Vec::is_empty) {
             return next.ask(request).await;
         }
-        let failure = match next.ask(request.clone()).await {
+        let mut failure = match next.ask(request.clone()).await {
             Err(Halt::Fail(failure)) if may_be_about_content(&failure) => failure,
             answer => return answer,
         };
-        tracing::warn!(agent = %next.scope.agent, run = %next.scope.run, class = failure.class,
-            messages = suspects.len(), "a request with media was refused; it is made once more without them");
-        let is_suspect = |message: &Arc<Message>| suspects.iter().any(|suspect| Arc::ptr_eq(suspect, message));
-        for message in &mut request.messages {
-            if is_suspect(message) {
-                *message = replaced(message, |block| media_kind(block).map(|_| BY_PROVIDER.to_owned()));
+        for suspects in groups.into_iter().filter(|group| !group.is_empty()) {
+            tracing::warn!(agent = %next.scope.agent, run = %next.scope.run, class = failure.class,
+                messages = suspects.len(), "a request with media was refused; it is made once more without them");
+            leave_out(&mut request.messages, &suspects);
+            let ids = suspects.iter().filter_map(|message| message.id.clone());
+            refused.extend(ids.map(|id| (id, failure.class.clone())));
+            match next.ask(request.clone()).await {
+                Err(Halt::Fail(again)) if may_be_about_content(&again) => failure = again,
+                Err(halt) => return Err(halt),
+                Ok(answer) => return Ok(remembering(answer, refused, next.state)),
             }
         }
-        let mut answer = next.ask(request).await?;
-        let ids = suspects.iter().filter_map(|message| message.id.clone());
-        refused.extend(ids.map(|id| (id, failure.class.clone())));
-        // Messages that are gone need no entry.
-        let all = next.state.messages.all();
-        refused.retain(|id, _| all.iter().any(|message| message.id.as_ref() == Some(id)));
-        let mut extra = Update::none();
-        extra.fields.insert(REFUSED.to_owned(), json!(refused));
-        extra.merge(answer.extra);
-        answer.extra = extra;
-        Ok(answer)
+        Err(Halt::Fail(failure))
+    }
+}
+
+/// Returns an answer that has the messages whose media the provider has refused put down in the state.
+fn remembering(mut answer: ModelAnswer, mut refused: BTreeMap<String, String>, state: &State) -> ModelAnswer {
+    // Messages that are gone need no entry.
+    let all = state.messages.all();
+    refused.retain(|id, _| all.iter().any(|message| message.id.as_ref() == Some(id)));
+    let mut extra = Update::none();
+    extra.fields.insert(REFUSED.to_owned(), json!(refused));
+    extra.merge(answer.extra);
+    answer.extra = extra;
+    answer
+}
+
+/// Puts placeholders for all media into these of the messages.
+fn leave_out(messages: &mut [Arc<Message>], suspects: &[Arc<Message>]) {
+    let is_suspect = |message: &Arc<Message>| suspects.iter().any(|suspect| Arc::ptr_eq(suspect, message));
+    for message in messages {
+        if is_suspect(message) {
+            *message = replaced(message, |block| media_kind(block).map(|_| BY_PROVIDER.to_owned()));
+        }
     }
 }
 
@@ -124,18 +140,33 @@ fn refused_before(state: &State) -> BTreeMap<String, String> {
         .unwrap_or_default()
 }
 
-/// Returns the messages with media after the last answer of the model. The provider has taken all media before.
+/// Returns the messages with media after the last answer of the model. The provider has taken most media before.
 fn new_media(messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
-    let has_media = |message: &Message| match &message.content {
+    let new = messages[after_last_answer(messages)..].iter();
+    new.filter(|message| has_media(message, |_| true)).cloned().collect()
+}
+
+/// Returns the results of tools before the last answer of the model that have files or audio. Earlier releases did not
+/// send these, so that the provider may not have taken them before.
+fn earlier_files(messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
+    let is_file = |kind: &str| !matches!(kind, "image" | "image_url" | "input_image");
+    let earlier = messages[..after_last_answer(messages)].iter();
+    let results = earlier.filter(|message| message.answers().is_some() && has_media(message, is_file));
+    results.cloned().collect()
+}
+
+/// Returns the place after the last answer of the model.
+fn after_last_answer(messages: &[Arc<Message>]) -> usize {
+    let last = messages.iter().rposition(|message| message.is_ai());
+    last.map_or(0, |at| at + 1)
+}
+
+/// Returns whether a message has media of a type that `is_meant`.
+fn has_media(message: &Message, is_meant: impl Fn(&str) -> bool) -> bool {
+    match &message.content {
         Content::Text(_) => false,
-        Content::Blocks(blocks) => blocks.iter().any(|block| media_kind(block).is_some()),
-    };
-    let start = messages
-        .iter()
-        .rposition(|message| message.is_ai())
-        .map_or(0, |at| at + 1);
-    let new = messages[start..].iter().filter(|message| has_media(message));
-    new.cloned().collect()
+        Content::Blocks(blocks) => blocks.iter().filter_map(media_kind).any(is_meant),
+    }
 }
 
 /// Returns the message with a placeholder for each block that `reason` gives a reason for.

@@ -41,6 +41,7 @@ on_both_engines! {
     a_request_that_is_refused_without_its_media_fails_as_before,
     a_video_in_the_result_of_a_tool_is_named,
     a_file_in_the_result_of_a_tool_is_shown_unless_the_provider_refuses_it,
+    files_of_earlier_results_are_left_out_when_a_request_is_refused,
     a_message_without_blocks_is_sent_as_an_empty_one,
     a_result_without_blocks_is_sent_as_an_empty_one,
     a_long_message_is_shown_with_its_beginning_and_its_end,
@@ -262,6 +263,29 @@ async fn a_file_in_the_result_of_a_tool_is_shown_unless_the_provider_refuses_it(
             assert_eq!(alice.transcript().await.last().unwrap(), "ai: as I said", "{agent}");
         }
     }
+}
+
+async fn files_of_earlier_results_are_left_out_when_a_request_is_refused(server: TestServer) {
+    let alice = server.human("openai").await;
+    let report =
+        json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "report.pdf"});
+    has_found(&alice, &[report]).await;
+    server.models.will([
+        Turn::Says("a report"),
+        Turn::Refuses(400, None),
+        Turn::Refuses(400, None),
+        Turn::Says("as I said"),
+        Turn::Says("goodbye"),
+    ]);
+    alice.starts(json!({"input": null})).await.finishes().await;
+    assert_eq!(sends(&alice, &[text("and this?"), image()]).await, "success");
+    alice.says("thanks").await;
+    let asked = bodies(&server);
+    let has = |media: &str| asked.iter().map(|body| body.contains(media)).collect::<Vec<bool>>();
+    // New media are left out first.
+    assert_eq!(has("iVBORw0KGgo="), [false, true, false, false, false]);
+    assert_eq!(has("JVBERi0="), [true, true, true, false, false]);
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: goodbye");
 }
 
 async fn a_message_without_blocks_is_sent_as_an_empty_one(server: TestServer) {
