@@ -339,7 +339,7 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
     };
     // Nearly always the thread holds no messages for certain, and on SQLite the transaction waits for nothing then.
     match end.looks_for_messages {
-        true => admission::leave_thread(tx, thread, &left, at).await?,
+        true => Box::pin(admission::leave_thread(tx, thread, &left, at)).await?,
         false => db::threads::leave_without_messages(tx, thread, &left, at).await?,
     }
     match cancelled {
