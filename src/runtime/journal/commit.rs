@@ -343,7 +343,7 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
         false => db::threads::leave_without_messages(tx, thread, &left, at).await?,
     }
     match cancelled {
-        Some(cancelled) => interrupts::report_cancelled(tx, run_context, cancelled, at).await,
+        Some(cancelled) => Box::pin(interrupts::report_cancelled(tx, run_context, cancelled, at)).await,
         None => Ok(()),
     }
 }
