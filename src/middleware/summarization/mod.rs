@@ -25,8 +25,8 @@ use crate::domain::summarization::{
 use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
 use cut::{KeptPart, cut};
-use length::Lengths;
 pub(super) use length::tokens_of_message;
+use length::{Lengths, ToolTokens};
 use tool::CompactConversation;
 
 mod cut;
@@ -57,6 +57,7 @@ pub struct Summarization(Arc<Parts>);
 
 struct Parts {
     lengths: Lengths,
+    tool_tokens: ToolTokens,
     /// The model that writes the summaries.
     summarizer: MiddlewareModel,
     summary_prompt: Option<String>,
@@ -214,6 +215,7 @@ impl Summarization {
         let least_output = LEAST_OUTPUT_TOKENS.min(lengths.window() / 5);
         Self(Arc::new(Parts {
             lengths,
+            tool_tokens: ToolTokens::default(),
             summarizer: for_summaries(summarizer.as_ref().unwrap_or(model), least_output),
             summary_prompt: settings.summary_prompt.clone(),
             max_argument_chars: settings.max_argument_chars.unwrap_or(MAX_ARGUMENT_CHARS),
@@ -496,6 +498,7 @@ impl Middleware for Summarization {
             &request,
             &conversation.view,
             conversation.event.created_after.as_deref(),
+            &self.0.tool_tokens,
         );
         let is_reached = self.0.lengths.is_reached(length, length::requested_output(&request));
         let is_short = room::is_short(&conversation, next.size).then_some(CompactionCause::Size);
