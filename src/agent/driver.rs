@@ -339,7 +339,6 @@ impl Loop<'_> {
         broken: &mut PendingWrites,
     ) -> ModelAttempt {
         let begun = Instant::now();
-        let model = answer.model_name();
         let received = self.receive_answer(asked, request, &mut answer);
         let received = self.scope.stop.run_until_cancelled(received);
         let received = self.leave.run_until_cancelled(received);
@@ -352,7 +351,7 @@ impl Loop<'_> {
         tracing::debug!(
             run = %self.scope.subagent.unwrap_or(self.scope.run),
             agent = self.scope.agent,
-            model,
+            model = answer.model_name(),
             outcome,
             duration_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             "model call ended"
