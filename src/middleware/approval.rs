@@ -204,6 +204,21 @@ impl Approval {
         })
     }
 
+    /// Returns the decisions that reviewers have given for the rest of the thread, which are in the database; none if all calls
+    /// have answers, or none of them can have such a decision.
+    async fn remembered_for(
+        &self,
+        scope: &Scope,
+        calls: &[ToolCall],
+        answered: &[Option<Decision>],
+    ) -> Result<Arc<[RememberedDecision]>, Halt> {
+        let may_have = |call: &ToolCall| self.scopes(call).contains(&DecisionScope::Thread);
+        if answered.iter().all(Option::is_some) || !calls.iter().any(may_have) {
+            return Ok(Arc::default());
+        }
+        Ok(scope.remembered.of_thread(scope.thread).await?)
+    }
+
     /// Returns the decision about a call that reviewers have given for the rest of the thread. A rejection precedes.
     fn remembered(&self, scope: &Scope, call: &ToolCall, remembered: &[RememberedDecision]) -> Option<Decision> {
         let approvers = self.approvers(call);
@@ -316,12 +331,13 @@ impl Middleware for Approval {
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }
-        let remembered = scope.remembered.of_thread(scope.thread).await?;
+        let answered: Vec<Option<Decision>> = (0..calls.len()).map(|at| self.answered(scope, &calls, at)).collect();
+        let remembered = self.remembered_for(scope, &calls, &answered).await?;
         let known = |call: &ToolCall| self.remembered(scope, call, &remembered);
-        let decided: Option<Vec<Decision>> = calls
-            .iter()
-            .enumerate()
-            .map(|(at, call)| self.answered(scope, &calls, at).or_else(|| known(call)))
+        let decided: Option<Vec<Decision>> = answered
+            .into_iter()
+            .zip(&calls)
+            .map(|(answer, call)| answer.or_else(|| known(call)))
             .collect();
         let Some(decisions) = decided else {
             let asked: Vec<ToolCall> = calls.iter().filter(|call| known(call).is_none()).cloned().collect();
