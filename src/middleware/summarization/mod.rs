@@ -530,8 +530,10 @@ impl Middleware for Summarization {
             messages: view,
             ..request.clone()
         };
-        let answer = match next.ask(shown(conversation.view.clone())).await {
+        let view = std::mem::take(&mut conversation.view);
+        let answer = match next.ask(shown(view)).await {
             Err(halt) if is_overflow(&halt) => {
+                conversation.view = conversation.event.view(&messages);
                 let cause = CompactionCause::Overflow;
                 let compaction = self.compact_for(&conversation, cause).await;
                 let compaction = compaction.map_err(not_compacted)?.ok_or_else(nothing_to_compact)?;
