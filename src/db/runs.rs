@@ -21,10 +21,11 @@ pub use below::{count_waiting, members, successor, tree};
 #[cfg(test)]
 pub use claims::unreported;
 pub use claims::{
-    Claim, EndOfRun, LaterUnreported, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim,
-    end_fenced, first_seq, held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by, mark_reported,
-    mark_unreported, next_due_at, release, release_all, request_cancel, restore_children, set_child_status,
-    some_pending, some_running, stop_below, stop_children, store_fenced, unreported_later,
+    ChildRowUpdate, Claim, EndOfRun, LaterUnreported, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of,
+    check_fence, claim, end_fenced, first_seq, held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by,
+    mark_reported, mark_unreported, next_due_at, release, release_all, request_cancel, restore_children,
+    set_child_status, some_pending, some_running, stop_below, stop_children, store_fenced, unreported_later,
+    update_child,
 };
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_before_last, begun_by, begun_with, ended_among, latest};

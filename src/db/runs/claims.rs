@@ -524,6 +524,17 @@ pub async fn release_all(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<()> {
     Ok(())
 }
 
+/// The changes to the row of a subagent's run that go with a write for the run.
+#[derive(Debug, Clone, Copy)]
+pub struct ChildRowUpdate<'a> {
+    /// The status.
+    pub status: RunStatus,
+    /// The failure, if it failed.
+    pub error: Option<&'a Failure>,
+    /// The usage of the run so far, if it is to be stored.
+    pub usage: Option<&'a Usage>,
+}
+
 /// Sets the status and the error of a subagent's run, on behalf of run `by` of the main agent, so that
 /// [`restore_children`] can undo it.
 pub async fn set_child_status(
@@ -534,18 +545,36 @@ pub async fn set_child_status(
     by: RunId,
     now: Timestamp,
 ) -> DbResult<()> {
+    let update = ChildRowUpdate {
+        status,
+        error,
+        usage: None,
+    };
+    update_child(tx, child, update, by, now).await
+}
+
+/// Changes a subagent's run like [`set_child_status`], and with it the usage, if there is one.
+pub async fn update_child(
+    tx: &mut Tx<'_>,
+    child: RunId,
+    update: ChildRowUpdate<'_>,
+    by: RunId,
+    now: Timestamp,
+) -> DbResult<()> {
     const SQL: &str = concatcp!(
-        "update runs set status = $3, error = $4, updated_at = $5, ",
+        "update runs set status = $3, error = $4, updated_at = $5, usage = coalesce($6, usage), ",
         SAVE,
         " where run_id = $1 and depth > 0"
     );
-    let error = encode_error(tx, child, error).await?;
+    let error = encode_error(tx, child, update.error).await?;
+    let usage = update.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
     tx.statement(SQL)
         .bind(child.0)
         .bind(by.0)
-        .bind(status.word())
+        .bind(update.status.word())
         .bind(error)
         .bind(now.0)
+        .bind(usage)
         .execute_later()
         .await
 }
