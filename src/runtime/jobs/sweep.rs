@@ -73,7 +73,8 @@ async fn sweep(core: &Core) -> DbResult<u64> {
     let mut passed = 0;
     let mut swept = take_all(
         core,
-        (&places.expired, &mut passed),
+        &places.expired,
+        &mut passed,
         move |tx, behind| Box::pin(db::retention::expired(tx, now, behind, AT_ONCE)),
         move |tx, thread| Box::pin(end_time(tx, thread, now)),
     )
@@ -102,7 +103,8 @@ async fn sweep(core: &Core) -> DbResult<u64> {
     let until = now.minus(ttl.after);
     swept += take_all(
         core,
-        (&places.unpruned, &mut passed),
+        &places.unpruned,
+        &mut passed,
         move |tx, behind| Box::pin(db::retention::unpruned(tx, until, behind, AT_ONCE)),
         move |tx, thread| Box::pin(end_history(tx, thread, ttl, now)),
     )
@@ -126,11 +128,12 @@ where
     }
 }
 
-/// Sweeps the threads that `find` returns, from the place on where the last sweep has left them. `passed` is the number of threads
+/// Sweeps the threads that `find` returns, from the `place` on where the last sweep has left them. `passed` is the number of threads
 /// that this sweep has passed over. Returns the number of those that were swept.
 async fn take_all<F, J>(
     core: &Core,
-    (place, passed): (&Mutex<Option<DuePlace>>, &mut usize),
+    place: &Mutex<Option<DuePlace>>,
+    passed: &mut usize,
     find: F,
     job: J,
 ) -> DbResult<u64>
