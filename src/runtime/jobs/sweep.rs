@@ -30,8 +30,8 @@ const MOST_PASSED: usize = 3;
 /// The lease of a claim. Another process may start before this one is done, which does no harm.
 const LEASE: Duration = Duration::from_secs(600);
 
-/// Where the last sweep of this process has left the threads, since it had passed over too many of them. So however many threads
-/// cannot be swept, those behind them are.
+/// The places at which the last sweep of this process has left the threads, since it had passed over too many of them. So
+/// however many threads cannot be swept, those behind them are.
 #[derive(Debug, Default)]
 pub(super) struct LeftPlaces {
     expired: Mutex<Option<DuePlace>>,
@@ -151,9 +151,9 @@ where
         }
         for next in due {
             last = next;
-            let taken = take(core, next.thread, job).await?;
-            gone += u64::from(taken == Taken::Swept);
-            if taken != Taken::Failed {
+            let outcome = take(core, next.thread, job).await?;
+            gone += u64::from(outcome == ThreadOutcome::Swept);
+            if outcome != ThreadOutcome::Failed {
                 continue;
             }
             if *passed == MOST_PASSED {
@@ -165,24 +165,25 @@ where
     }
 }
 
-/// What became of a thread in a sweep.
+/// The outcome of a sweep for one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Taken {
+enum ThreadOutcome {
+    /// The thread was swept, or set aside.
     Swept,
-    /// It is at work, or was used since.
+    /// The thread is at work, or was used since it was found.
     Left,
-    /// It is locked, or takes too long.
+    /// The thread is locked, or takes too long.
     Failed,
 }
 
 /// Sweeps a thread in a transaction of its own. One that cannot be read is set aside, so that it does not block others.
-async fn take<J>(core: &Core, thread: ThreadId, job: J) -> DbResult<Taken>
+async fn take<J>(core: &Core, thread: ThreadId, job: J) -> DbResult<ThreadOutcome>
 where
     J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
 {
     match core.db.write(move |tx| job(tx, thread)).await {
-        Ok(true) => Ok(Taken::Swept),
-        Ok(false) => Ok(Taken::Left),
+        Ok(true) => Ok(ThreadOutcome::Swept),
+        Ok(false) => Ok(ThreadOutcome::Left),
         Err(error) if error.is_corrupt() => {
             tracing::error!(%thread, %error, "the history of a thread cannot be read, so it is not swept");
             let now = core.clock.now();
@@ -190,11 +191,11 @@ where
                 .db
                 .write(move |tx| Box::pin(async move { db::retention::set_aside(tx, thread, now).await }));
             write.await?;
-            Ok(Taken::Swept)
+            Ok(ThreadOutcome::Swept)
         }
         Err(error) if is_of_thread(&error) => {
             tracing::warn!(%thread, %error, "a thread could not be swept, and a later sweep tries it again");
-            Ok(Taken::Failed)
+            Ok(ThreadOutcome::Failed)
         }
         Err(error) => Err(error),
     }
