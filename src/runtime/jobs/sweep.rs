@@ -128,8 +128,8 @@ where
     }
 }
 
-/// Sweeps the threads that `find` returns, from the `place` on where the last sweep has left them. `passed` is the number of threads
-/// that this sweep has passed over. Returns the number of those that were swept.
+/// Sweeps the threads that `find` returns, from the `place` on where the last sweep has left them. `passed` is the number of
+/// threads that this sweep has passed over. Returns the number of those that were swept.
 async fn take_all<F, J>(
     core: &Core,
     place: &Mutex<Option<DuePlace>>,
