@@ -23,8 +23,9 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::IDLE_TIMEOUT;
 use crate::metrics::Metrics;
 
-/// The largest piece of a response over HTTP/2, in bytes. Only between two pieces it shows whether the client takes anything.
-const PIECE: usize = 64 * 1024;
+/// The largest piece of a response over HTTP/2, in bytes. Only between two pieces it shows whether the client takes anything, so a
+/// client that takes less in [`IDLE_TIMEOUT`] counts as one that takes nothing.
+const PIECE: usize = 4 * 1024;
 
 /// The time that a client has for taking anything.
 ///
