@@ -484,7 +484,10 @@ impl AgentFactory {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
         // Outside of the summaries: content is left out of a request only if that is not too long in the first place.
-        stack.push(Arc::new(UnsupportedContent::new(self.models_for_policies(&draft.spec))));
+        let names = draft.spec.model.all().iter();
+        let inputs = names.map(|name| self.profiles.media_inputs(name)).collect();
+        let models = self.models_for_policies(&draft.spec);
+        stack.push(Arc::new(UnsupportedContent::new(models, inputs)));
         stack.extend(summarization.map(|own| Arc::new(own.clone()) as Arc<dyn Middleware>));
         stack.push(Arc::new(DanglingCalls));
         if !draft.background.is_empty() {

@@ -52,6 +52,8 @@ pub const TOOL_EMULATOR: &str = "LLMToolEmulator";
 pub const RUBRIC: &str = "RubricMiddleware";
 /// Calls that failed are made again.
 pub const TOOL_RETRY: &str = "ToolRetryMiddleware";
+/// Personal data is removed.
+pub const PII: &str = "PIIMiddleware";
 /// Old results are left out of requests.
 pub const CONTEXT_EDITING: &str = "ContextEditingMiddleware";
 
@@ -66,6 +68,38 @@ pub const WITH_TOOLS: [(&str, &str); 6] = [
     (TOOL_CALLS, "tool"),
     (TOOL_RETRY, "tools"),
     (CONTEXT_EDITING, "exclude_tools"),
+];
+
+/// The settings that have another name in LangChain, which is understood as well: the policy, the name there, and the name
+/// here.
+pub const OTHER_NAMES: [(&str, &str, &str); 4] = [
+    (TOOL_CALLS, "tool_name", "tool"),
+    (TOOL_RETRY, "initial_delay", "initial_delay_s"),
+    (TOOL_RETRY, "max_delay", "max_delay_s"),
+    (PII, "pii_type", "type"),
+];
+
+/// Policies of LangChain whose work has another place here, and that place.
+pub const ELSEWHERE: [(&str, &str); 7] = [
+    (
+        "ModelFallbackMiddleware",
+        "give several models, `model = [\"…\", \"…\"]`",
+    ),
+    ("ModelRetryMiddleware", "set `max_retries` in `[providers.NAME]`"),
+    (
+        "ToolErrorMiddleware",
+        "errors of tools are results unless `on_error` of the tool says otherwise",
+    ),
+    ("SummarizationToolMiddleware", "set `tool = true` in `summarization`"),
+    ("ShellToolMiddleware", "use `execute`"),
+    (
+        "FilesystemFileSearchMiddleware",
+        "give the agent a `workspace`, for its tools `glob` and `grep`",
+    ),
+    (
+        "AnthropicPromptCachingMiddleware",
+        "prompts are cached as `prompt_caching` of the provider says",
+    ),
 ];
 
 /// A policy of the server.

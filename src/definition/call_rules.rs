@@ -7,9 +7,9 @@
 use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
-use serde_json::Value;
+use serde_json::{Number, Value};
 
-use super::mcp::model_tool_name;
+use super::mcp::{LONGEST_NAME, before_digest, model_tool_name};
 use super::permission::{Permission, PermissionMode};
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
@@ -41,13 +41,68 @@ pub struct CallRules(Arc<[CallRule]>);
 struct CallRule {
     /// The place in the list of `permissions`.
     at: usize,
-    tools: Vec<GlobMatcher>,
+    tools: Vec<ToolPattern>,
     arguments: Vec<(String, GlobMatcher)>,
     /// Each pattern with a folder that holds all paths that the pattern matches. None if the rule is about any path.
     paths: Option<Vec<(Pattern, String)>>,
     /// None if the rule is about every agent.
     agents: Option<Vec<GlobMatcher>>,
     mode: PermissionMode,
+}
+
+/// A pattern for the names of tools.
+struct ToolPattern {
+    glob: GlobMatcher,
+    /// The pattern for names in which characters were replaced, see [`before_digest`]. None if it is a name, whose digest is
+    /// known.
+    replaced: Option<GlobMatcher>,
+    /// The beginning of that pattern, up to its first wildcard.
+    start: String,
+}
+
+impl ToolPattern {
+    /// Compiles a pattern.
+    ///
+    /// # Errors
+    /// As [`glob`].
+    fn new(pattern: &str) -> Result<Self, String> {
+        let exact = tool_glob(pattern)?;
+        if !is_pattern(pattern) {
+            return Ok(Self {
+                glob: exact,
+                replaced: None,
+                start: String::new(),
+            });
+        }
+        let is_kept = |letter: char| letter.is_ascii_alphanumeric() || "_-*?[]{},!^\\".contains(letter);
+        let letters = exact.glob().glob().chars();
+        let text: String = letters
+            .map(|letter| if is_kept(letter) { letter } else { '_' })
+            .collect();
+        let start = text
+            .split(['*', '?', '[', '{', '\\'])
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        Ok(Self {
+            replaced: Some(glob(&text, false)?),
+            glob: exact,
+            start,
+        })
+    }
+
+    /// Returns whether the name of a tool matches, as its server gave it. Of a name that is too long for models the end is
+    /// not known, so that a rule that restricts is about it if the beginning may match.
+    fn matches(&self, tool: &str, restricts: bool) -> bool {
+        if self.glob.is_match(tool) {
+            return true;
+        }
+        let (Some(replaced), Some(kept)) = (&self.replaced, before_digest(tool)) else {
+            return false;
+        };
+        let may_match = || self.start.starts_with(kept) || kept.starts_with(&self.start);
+        replaced.is_match(kept) || restricts && tool.len() >= LONGEST_NAME && may_match()
+    }
 }
 
 impl CallRules {
@@ -115,7 +170,7 @@ impl CallRules {
 
 impl CallRule {
     fn new(at: usize, permission: &Permission) -> Self {
-        let tools = permission.tools.iter().filter_map(|tool| tool_glob(tool).ok());
+        let tools = permission.tools.iter().filter_map(|tool| ToolPattern::new(tool).ok());
         let argument = |(name, pattern): (&String, &String)| Some((name.clone(), glob(pattern, false).ok()?));
         let path = |text: &String| Some((Pattern::with_dots(text).ok()?, trunk(text)));
         let agents = permission.agents.iter().filter_map(|agent| glob(agent, true).ok());
@@ -130,7 +185,8 @@ impl CallRule {
     }
 
     fn names(&self, tool: &str) -> bool {
-        self.tools.iter().any(|pattern| pattern.is_match(tool))
+        let restricts = self.mode != PermissionMode::Allow;
+        self.tools.iter().any(|pattern| pattern.matches(tool, restricts))
     }
 
     fn is_about(&self, agent: &[String]) -> bool {
@@ -146,9 +202,10 @@ impl CallRule {
 
     /// Returns whether the arguments of a call are such as the rule is about.
     fn fits(&self, call: &ToolCall) -> bool {
+        let restricts = self.mode != PermissionMode::Allow;
         let arguments = self.arguments.iter().all(|(name, pattern)| {
             let mut values = vec![];
-            collect_values(&Value::Object(call.args.clone()), name, &mut values);
+            collect_values(&Value::Object(call.args.clone()), name, restricts, &mut values);
             self.holds(&values, |value| pattern.is_match(value))
         });
         arguments
@@ -160,14 +217,14 @@ impl CallRule {
 
     fn fits_paths(&self, patterns: &[(Pattern, String)], call: &ToolCall) -> bool {
         let is_tree = TREE_TOOLS.contains(&call.name.as_str());
+        let restricts = self.mode != PermissionMode::Allow;
         let mut paths = vec![];
         for name in PATH_ARGUMENTS {
-            collect_texts(call.args.get(name).unwrap_or(&Value::Null), &mut paths);
+            collect_texts(call.args.get(name).unwrap_or(&Value::Null), restricts, &mut paths);
         }
         if paths.is_empty() && is_tree {
             paths.push("/".to_owned());
         }
-        let restricts = self.mode != PermissionMode::Allow;
         self.holds(&paths, |path| match normalise(path) {
             Ok(path) => patterns.iter().any(|(pattern, trunk)| {
                 let reaches = || restricts && is_tree && (below(trunk, &path).is_some() || *trunk == path);
@@ -188,30 +245,60 @@ impl CallRule {
     }
 }
 
-/// Adds the values of an argument: those at a path of keys with dots between them, in lists too.
-fn collect_values(value: &Value, path: &str, into: &mut Vec<String>) {
+/// Adds the values of an argument: those at a path of keys with dots between them, in lists too. `restricts` is as in
+/// [`collect_texts`].
+fn collect_values(value: &Value, path: &str, restricts: bool, into: &mut Vec<String>) {
     if let Value::Array(items) = value {
-        items.iter().for_each(|item| collect_values(item, path, into));
+        items
+            .iter()
+            .for_each(|item| collect_values(item, path, restricts, into));
         return;
     }
     if let Some(own) = value.get(path) {
-        return collect_texts(own, into);
+        collect_texts(own, restricts, into);
     }
-    if let Some((first, rest)) = path.split_once('.')
-        && let Some(inner) = value.get(first)
-    {
-        collect_values(inner, rest, into);
+    // A name with dots, which a model could add, must not hide the argument inside another one.
+    for (at, _) in path.match_indices('.') {
+        if let Some(inner) = value.get(&path[..at]) {
+            collect_values(inner, &path[at + 1..], restricts, into);
+        }
     }
 }
 
-/// Adds the texts of a value: each of a list, and other values as JSON.
-fn collect_texts(value: &Value, into: &mut Vec<String>) {
+/// Adds the texts of a value: each of a list, and other values as JSON. For a rule that restricts those inside objects, too:
+/// `{"mail": "eve@example.org"}` may mean the same as the text alone.
+fn collect_texts(value: &Value, restricts: bool, into: &mut Vec<String>) {
     match value {
         Value::Null => {}
         Value::String(text) => into.push(text.clone()),
-        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, into)),
-        Value::Bool(_) | Value::Number(_) | Value::Object(_) => into.push(value.to_string()),
+        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, restricts, into)),
+        Value::Number(number) => into.push(number_text(number)),
+        Value::Bool(_) => into.push(value.to_string()),
+        Value::Object(fields) => {
+            into.push(value.to_string());
+            let inside = fields.values().filter(|_| restricts);
+            inside.for_each(|inner| collect_inner_texts(inner, into));
+        }
     }
+}
+
+/// Adds the texts inside a value, without the JSON of lists and objects: that of each level would be a copy of the rest.
+fn collect_inner_texts(value: &Value, into: &mut Vec<String>) {
+    match value {
+        Value::Null => {}
+        Value::String(text) => into.push(text.clone()),
+        Value::Number(number) => into.push(number_text(number)),
+        Value::Bool(_) => into.push(value.to_string()),
+        Value::Array(items) => items.iter().for_each(|item| collect_inner_texts(item, into)),
+        Value::Object(fields) => fields.values().for_each(|inner| collect_inner_texts(inner, into)),
+    }
+}
+
+/// Returns a number as JSON, and one such as 7.0 as a whole number: a tool takes both for the same.
+fn number_text(number: &Number) -> String {
+    let float = number.as_f64().filter(|_| number.is_f64());
+    let whole = float.filter(|float| float.fract() == 0.0 && float.abs() < 1e15);
+    whole.map_or_else(|| number.to_string(), |whole| format!("{whole:.0}"))
 }
 
 /// Compiles a pattern.
@@ -248,6 +335,7 @@ pub(super) fn is_pattern(text: &str) -> bool {
 mod tests {
     use serde_json::json;
 
+    use super::super::mcp::model_name;
     use super::super::permission::check;
     use super::super::{FieldPath, FileRules};
     use super::*;
@@ -314,8 +402,14 @@ mod tests {
             "deny"
         );
         assert_eq!(decision(&rules, "a", "x", json!({"options.mode": "wipe"})), "deny");
+        let hidden = json!({"options.mode": "keep", "options": {"mode": "wipe"}});
+        assert_eq!(decision(&rules, "a", "x", hidden), "deny");
         assert_eq!(
             decision(&rules, "a", "x", json!({"rows": [{"id": 1}, {"id": 7}], "force": true})),
+            "deny"
+        );
+        assert_eq!(
+            decision(&rules, "a", "x", json!({"rows": [{"id": 7.0}], "force": true})),
             "deny"
         );
         assert_eq!(
@@ -343,6 +437,44 @@ mod tests {
             ("fs__status", json!({}), "allow"),
         ] {
             assert_eq!(decision(&rules, "a", tool, args.clone()), expected, "{tool} {args}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_restricts_looks_into_objects() {
+        let rules = rules(json!([
+            {"tools": ["send"], "arguments": {"to": "*@evil.com"}, "mode": "deny"},
+            {"tools": ["move"], "paths": ["/etc/**"], "mode": "deny"},
+            {"tools": ["send"], "mode": "ask"},
+        ]));
+        for (tool, args, expected) in [
+            ("send", json!({"to": {"mail": "eve@evil.com"}}), "deny"),
+            ("send", json!({"to": [{"mail": ["bob@a.org", "eve@evil.com"]}]}), "deny"),
+            ("move", json!({"source": {"path": "/etc/passwd"}}), "deny"),
+            ("send", json!({"to": {"mail": "bob@a.org"}}), "ask"),
+        ] {
+            assert_eq!(decision(&rules, "a", tool, args.clone()), expected, "{tool} {args}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_compared_with_the_names_that_servers_give_their_tools() {
+        let rules = rules(json!([
+            {"tools": ["fs/*.delete", "*drop"], "mode": "deny"},
+            {"tools": ["fs/files.*"]},
+            {"tools": ["fs/*"], "mode": "ask"},
+        ]));
+        let long = "x".repeat(90);
+        for (server, tool, expected) in [
+            ("fs", "files.delete", "deny"),
+            ("fs", "files.read", "allow"),
+            ("fs", "read", "ask"),
+            ("db", "table/drop", "deny"),
+            ("db", "table.list", "allow"),
+            ("db", long.as_str(), "deny"),
+        ] {
+            let name = model_name(server, tool);
+            assert_eq!(decision(&rules, "main", &name, json!({})), expected, "{name}");
         }
     }
 

@@ -43,7 +43,13 @@ impl<'a> Slot<'a> {
             Self::Name => call.name.clone(),
             Self::CallId => render_value(&Value::from(call.id.as_str())),
             Self::Args => render_value(&Value::Object(call.args.clone())),
-            Self::Argument(path) => argument(call, path).map_or_else(|| ABSENT.to_owned(), render_value),
+            Self::Argument(path) => {
+                let values: Vec<String> = arguments(call, path).map(render_value).collect();
+                match values.is_empty() {
+                    true => ABSENT.to_owned(),
+                    false => values.join(" | "),
+                }
+            }
         }
     }
 }
@@ -105,11 +111,14 @@ pub fn unknown_slots(template: &str) -> Vec<&str> {
     parts(template).into_iter().filter_map(unknown).collect()
 }
 
-/// Returns the argument at a path: `to`, `customer.country` or `to.0`.
-fn argument<'a>(call: &'a ToolCall, path: &str) -> Option<&'a Value> {
-    if let Some(value) = call.args.get(path) {
-        return Some(value);
-    }
+/// Returns the argument at a path, `to`, `customer.country` or `to.0`, and the one whose name this is: neither hides the
+/// other.
+fn arguments<'a>(call: &'a ToolCall, path: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
+    let nested = path.contains('.').then(|| nested_argument(call, path)).flatten();
+    call.args.get(path).into_iter().chain(nested)
+}
+
+fn nested_argument<'a>(call: &'a ToolCall, path: &str) -> Option<&'a Value> {
     let mut names = path.split('.');
     let first = call.args.get(names.next()?)?;
     names.try_fold(first, |value, name| match value {
@@ -136,7 +145,8 @@ fn is_plain(letter: char) -> bool {
 
 /// Returns whether a character is invisible, or changes the direction of the text after it.
 fn is_invisible(letter: char) -> bool {
-    matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
+    matches!(letter, '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{3164}' | '\u{ffa0}'
+        | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// Returns a character, or its escape if it is invisible.
@@ -196,6 +206,15 @@ mod tests {
         assert_eq!(text, r#"To "bob\nApproved by the admin"."#);
         let text = describe("{args.to}", &call(json!({"to": "a\u{202e}b"})));
         assert_eq!(text, r#""a\u{202e}b""#);
+        let text = describe("{args.to}", &call(json!({"to": "a\u{61c}b\u{3164}"})));
+        assert_eq!(text, r#""a\u{61c}b\u{3164}""#);
+    }
+
+    #[test]
+    fn an_argument_with_a_dot_in_its_name_hides_no_other() {
+        let both = call(json!({"customer.country": "NL", "customer": {"country": "KP"}}));
+        assert_eq!(describe("to {args.customer.country}", &both), "to NL | KP");
+        assert_eq!(describe("{args.a.b}", &call(json!({"a.b": 1}))), "1");
     }
 
     #[test]

@@ -18,7 +18,9 @@ use super::read_access::check_read_access;
 use super::{AfterCrash, AgentDefinition, Headers, OnError, ReadAccess, ToolServerDefinition, check_headers};
 
 /// The longest name of a tool that every provider takes.
-const LONGEST_NAME: usize = 64;
+pub(super) const LONGEST_NAME: usize = 64;
+/// The part of a digest that is in the name of a tool, in bytes.
+const DIGEST_BYTES: usize = 4;
 /// The longest name of a server: it leaves room for that of the tool.
 const LONGEST_SERVER: usize = 32;
 /// The longest pattern of names of tools, in bytes.
@@ -544,9 +546,18 @@ pub fn model_name(server: &str, tool: &str) -> String {
         return name;
     }
     let digest = Sha256::digest(format!("{server}/{tool}"));
-    let mark = hex::encode(&digest[..4]);
+    let mark = hex::encode(&digest[..DIGEST_BYTES]);
     let kept: String = name.chars().take(LONGEST_NAME - mark.len() - 1).collect();
     format!("{kept}_{mark}")
+}
+
+/// Returns the beginning of a [`model_name`] that ends with a part of a digest, which is without some characters of the name
+/// that the server gave, and without its end if the whole has [`LONGEST_NAME`]; `None` for another name.
+pub(super) fn before_digest(name: &str) -> Option<&str> {
+    let (kept, mark) = name.rsplit_once('_')?;
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let has_mark = mark.len() == 2 * DIGEST_BYTES && mark.bytes().all(is_hex);
+    (has_mark && kept.contains("__")).then_some(kept)
 }
 
 /// Returns the name under which models know the tool of this name in a definition.

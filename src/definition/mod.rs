@@ -37,6 +37,7 @@ mod inherit;
 mod initial_messages;
 pub mod mcp;
 mod mcp_oauth;
+mod media_inputs;
 mod model_names;
 mod model_settings;
 mod permission;
@@ -78,6 +79,7 @@ pub use execute::{CommandEnvironment, CommandNetwork, ExecuteRule, ExecuteSettin
 pub use general_purpose::{GENERAL_PURPOSE, GeneralPurpose};
 pub use headers::{check_headers, is_reserved_header};
 pub use inherit::{Inherit, InheritedPolicies};
+pub use media_inputs::MediaInputs;
 pub use model_names::{MAX_MODEL_NAMES, ModelNames};
 pub use model_settings::{is_about_answers, is_structural_setting};
 pub use permission::{FileOperation, FileRules, Permission, PermissionMode};

@@ -13,7 +13,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::builtins::{
-    APPROVAL, ASK_USER, Builtin, Listing, MEMORY, SKILLS, STORE, TODOS, UNTIL, WITH_MODEL, WITH_TOOLS,
+    APPROVAL, ASK_USER, Builtin, ELSEWHERE, Listing, MEMORY, OTHER_NAMES, SKILLS, STORE, TODOS, UNTIL, WITH_MODEL,
+    WITH_TOOLS,
 };
 use super::check::{ValidationContext, check_model};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
@@ -99,11 +100,24 @@ impl<'de> Deserialize<'de> for Policy {
                     Some(Value::String(name)) => name,
                     Some(_) | None => String::new(),
                 };
+                rename(&name, &mut settings);
                 Ok(Policy { name, settings })
             }
         }
 
         deserializer.deserialize_any(Listed)
+    }
+}
+
+/// Gives the settings of the policy of this name that have the names of LangChain those of the server.
+fn rename(policy: &str, settings: &mut Map<String, Value>) {
+    for (_, other, own) in OTHER_NAMES.iter().filter(|(name, ..)| *name == policy) {
+        // With both names the other one is an unknown key.
+        if !settings.contains_key(*own)
+            && let Some(value) = settings.shift_remove(*other)
+        {
+            settings.insert((*own).to_owned(), value);
+        }
     }
 }
 
@@ -373,6 +387,9 @@ pub(super) fn name_problem(name: &str, context: &ValidationContext) -> Option<St
     }
     if name.is_empty() {
         return Some("must have a `name`, which is a text".to_owned());
+    }
+    if let Some((_, place)) = ELSEWHERE.iter().find(|(other, _)| *other == name) {
+        return Some(format!("there is no policy `{name}`: {place}"));
     }
     let listed = Builtin::listed().map(|builtin| builtin.name);
     let registered = context.middleware.keys().map(String::as_str);

@@ -14,7 +14,7 @@ use super::check::{ValidationContext, is_known_tool};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::model_settings::check_settings;
 use super::policy::{self, name_problem};
-use super::{AgentDefinition, Policy, SubagentDefinition, SubagentMode};
+use super::{AgentDefinition, MediaInputs, Policy, SubagentDefinition, SubagentMode};
 
 /// The settings for all agents with a certain model.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -36,6 +36,12 @@ pub struct HarnessProfile {
     pub general_purpose_subagent: GeneralProfile,
     /// Provider settings (`temperature`, …) for all questions to this model.
     pub model_settings: Map<String, Value>,
+    /// False if the model takes no images.
+    pub image_inputs: Option<bool>,
+    /// False if the model takes no audio.
+    pub audio_inputs: Option<bool>,
+    /// False if the model takes no PDF files.
+    pub pdf_inputs: Option<bool>,
 }
 
 /// Changes to the general-purpose subagent.
@@ -67,6 +73,16 @@ impl HarnessProfiles {
     /// Returns the settings of requests to this model for an agent with the settings `own`.
     pub fn model_settings(&self, model: &str, own: &Map<String, Value>) -> Map<String, Value> {
         merged(&self.of(model).model_settings, own)
+    }
+
+    /// Returns the media that this model takes.
+    pub fn media_inputs(&self, model: &str) -> MediaInputs {
+        let profile = self.of(model);
+        MediaInputs {
+            images: profile.image_inputs.unwrap_or(true),
+            audio: profile.audio_inputs.unwrap_or(true),
+            pdf: profile.pdf_inputs.unwrap_or(true),
+        }
     }
 
     /// Applies the profiles of its models to a [resolved](AgentDefinition::resolved) definition: those of the first model
@@ -141,6 +157,9 @@ impl HarnessProfile {
                 system_prompt: or(&over.system_prompt, &general.system_prompt),
             },
             model_settings: merged(&self.model_settings, &exact.model_settings),
+            image_inputs: exact.image_inputs.or(self.image_inputs),
+            audio_inputs: exact.audio_inputs.or(self.audio_inputs),
+            pdf_inputs: exact.pdf_inputs.or(self.pdf_inputs),
         }
     }
 
@@ -282,8 +301,8 @@ mod tests {
     fn a_models_profile_stands_over_its_providers() {
         let all = profiles(json!({
             "lab": {"base_system_prompt": "base", "system_prompt_suffix": "provider", "excluded_tools": ["ls"],
-                "model_settings": {"a": 1, "b": 1}, "extra_middleware": [{"name": "ToolCallLimitMiddleware", "run_limit": 1}]},
-            "lab:big": {"system_prompt_suffix": "exact", "excluded_tools": ["grep"], "model_settings": {"b": 2},
+                "model_settings": {"a": 1, "b": 1}, "image_inputs": false, "pdf_inputs": false, "extra_middleware": [{"name": "ToolCallLimitMiddleware", "run_limit": 1}]},
+            "lab:big": {"system_prompt_suffix": "exact", "excluded_tools": ["grep"], "model_settings": {"b": 2}, "pdf_inputs": true,
                 "extra_middleware": [{"name": "ToolCallLimitMiddleware", "run_limit": 2}]},
         }));
         let big = all.applied(agent(
@@ -293,6 +312,8 @@ mod tests {
         assert_eq!(big.excluded_tools, ["grep", "ls"]);
         let settings = all.model_settings("lab:big", &big.model_settings);
         assert_eq!(Value::Object(settings), json!({"a": 3, "b": 2}));
+        let inputs = all.media_inputs("lab:big");
+        assert_eq!((inputs.images, inputs.audio, inputs.pdf), (false, true, true));
         let limits: Vec<&Value> = big
             .middleware
             .iter()

@@ -244,19 +244,8 @@ impl CompiledCondition {
     }
 
     fn evaluate(&self, args: &Map<String, Value>) -> Option<bool> {
-        let table = |tests: &Vec<(String, CompiledTest)>| {
-            all(tests.iter().map(|(path, test)| {
-                let found = match args.get(path) {
-                    Some(value) => Found::One(Some(value)),
-                    None => find(args, path),
-                };
-                match found {
-                    Found::One(value) => test.evaluate(value),
-                    Found::Each(values) => any(values.into_iter().map(|value| test.evaluate(value))),
-                    Found::NoList => None,
-                }
-            }))
-        };
+        let table =
+            |tests: &Vec<(String, CompiledTest)>| all(tests.iter().map(|(path, test)| test.outcome(args, path)));
         any(self.tables.iter().map(table))
     }
 }
@@ -301,6 +290,22 @@ fn inner<'a>(value: &'a Value, part: &str) -> Option<&'a Value> {
 }
 
 impl CompiledTest {
+    /// Returns whether the argument at this path meets the test. An argument whose name has dots is found by its name; if
+    /// the path leads to another one as well, which a model could hide in that way, both have to agree.
+    fn outcome(&self, args: &Map<String, Value>, path: &str) -> Option<bool> {
+        let nested = || match find(args, path) {
+            Found::One(value) => self.evaluate(value),
+            Found::Each(values) => any(values.into_iter().map(|value| self.evaluate(value))),
+            Found::NoList => None,
+        };
+        let Some(value) = args.get(path) else {
+            return nested();
+        };
+        let own = self.evaluate(Some(value));
+        let has_both = path.split_once('.').is_some_and(|(first, _)| args.contains_key(first));
+        own.filter(|_| !has_both || nested() == own)
+    }
+
     fn evaluate(&self, value: Option<&Value>) -> Option<bool> {
         let test = &self.test;
         let text = value.and_then(Value::as_str);

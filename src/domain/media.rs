@@ -94,9 +94,8 @@ fn data_bytes(block: &Value) -> Option<usize> {
     Some(base64.trim_end_matches('=').len() * 3 / 4)
 }
 
-/// Returns a text block that stands for a block which is not shown to the model. It names the file, its type and its
-/// size, and says why it is not there.
-pub fn placeholder(block: &Value, why: &str) -> Value {
+/// Returns words for a block: its type, and the name, the media type and the size of its file.
+pub fn description(block: &Value) -> String {
     let kind = block.get("type").and_then(Value::as_str).unwrap_or("unknown");
     let short = |text: &str| text.chars().take(MAX_NAME_CHARS).collect::<String>();
     let name = file_name(block).map(|name| format!(" \"{}\"", short(name)));
@@ -110,11 +109,13 @@ pub fn placeholder(block: &Value, why: &str) -> Value {
         false => format!(" ({})", facts.join(", ")),
     };
     let kind = short(kind);
-    let text = format!(
-        "[The content of type `{kind}`{}{facts} is not shown: {why}.]",
-        name.unwrap_or_default()
-    );
-    json!({"type": "text", "text": text})
+    format!("content of type `{kind}`{}{facts}", name.unwrap_or_default())
+}
+
+/// Returns a text block that stands for a block which is not shown to the model. It describes the block, and says why it
+/// is not there.
+pub fn placeholder(block: &Value, why: &str) -> Value {
+    json!({"type": "text", "text": format!("[The {} is not shown: {why}.]", description(block))})
 }
 
 #[cfg(test)]

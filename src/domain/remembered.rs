@@ -59,6 +59,10 @@ pub struct RememberedDecision {
     /// The calls that it covers, by their arguments; all calls of the tool if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condition: Option<ArgumentCondition>,
+    /// True if calls with arguments that the condition does not name are not covered. Servers of earlier releases, which
+    /// do not know it, cover them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exact: bool,
     /// The approvers of the question. It covers only calls with the same approvers.
     #[serde(default, skip_serializing_if = "Approvers::is_empty")]
     pub approvers: Approvers,
@@ -75,7 +79,12 @@ impl RememberedDecision {
     pub fn covers(&self, path: &[String], call: &ToolCall, approvers: &Approvers) -> bool {
         let is_same = self.path == path && self.tool == call.name && self.approvers == *approvers;
         let meets = |condition: &ArgumentCondition| condition.compile().is_ok_and(|ready| ready.holds(&call.args));
-        is_same && self.condition.as_ref().is_none_or(meets)
+        let is_named = |name: &String| match &self.condition {
+            Some(ArgumentCondition::All(tests)) => tests.contains_key(name),
+            Some(ArgumentCondition::Any(_)) | None => false,
+        };
+        let has_others = self.exact && !call.args.keys().all(is_named);
+        is_same && !has_others && self.condition.as_ref().is_none_or(meets)
     }
 
     /// Returns the decision about a call that it covers.
@@ -100,6 +109,8 @@ pub struct DecisionToRemember {
     pub message: Option<String>,
     /// The calls that it covers.
     pub condition: Option<ArgumentCondition>,
+    /// True if calls with further arguments are not covered.
+    pub exact: bool,
 }
 
 /// The parts of a decision that say what it covers beyond its call.
@@ -193,6 +204,7 @@ fn one_to_remember(field: &str, request: &Value, decision: &Value) -> Result<Opt
         let reason = "`thread` is for `approve` and `reject`; another decision is about one call";
         return Err(Invalid::new(format!("{field}.scope"), reason));
     }
+    let exact = matches!(given.covers, Some(Covers::SameArguments));
     let condition = match given.covers {
         None => None,
         Some(Covers::Condition(condition)) => Some(condition),
@@ -210,5 +222,49 @@ fn one_to_remember(field: &str, request: &Value, decision: &Value) -> Result<Opt
         decision: given.kind,
         message: given.message,
         condition,
+        exact,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Returns the decision to approve a mail for the rest of the thread, for these calls.
+    fn approved(covers: Value) -> RememberedDecision {
+        let request = json!({"name": "send_email", "args": {"to": "bob", "n": 1}});
+        let decision = json!({"type": "approve", "scope": "thread", "for": covers});
+        let given = one_to_remember("resume", &request, &decision);
+        let given = given.expect("it is valid").expect("it is to be remembered");
+        let stored = json!({"id": uuid::Uuid::nil(), "thread": uuid::Uuid::nil(), "run": uuid::Uuid::nil(),
+            "interrupt": "i", "path": ["main"], "tool": given.tool, "decision": "approve", "condition": given.condition,
+            "exact": given.exact, "created_at": Timestamp(0)});
+        serde_json::from_value(stored).expect("a decision")
+    }
+
+    fn covers(decision: &RememberedDecision, args: Value) -> bool {
+        let call = ToolCall::new("c", "send_email", args.as_object().cloned().unwrap_or_default());
+        decision.covers(&["main".to_owned()], &call, &Approvers::default())
+    }
+
+    #[test]
+    fn the_same_arguments_are_no_others() {
+        let same = approved(json!(SAME_ARGUMENTS));
+        assert!(covers(&same, json!({"n": 1, "to": "bob"})));
+        for other in [
+            json!({"to": "bob"}),
+            json!({"to": "bob", "n": 2}),
+            json!({"to": "bob", "n": 1, "cc": "eve"}),
+            json!({"to": "bob", "n": 1, "cc": null}),
+        ] {
+            assert!(!covers(&same, other.clone()), "{other}");
+        }
+        let condition = approved(json!({"to": {"equals": "bob"}}));
+        assert!(
+            covers(&condition, json!({"to": "bob", "cc": "eve"})),
+            "it names one argument"
+        );
+    }
 }

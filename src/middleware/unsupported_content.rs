@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{Middleware, MiddlewareModel, ModelAnswer, NextModel};
-use crate::definition::builtins;
+use crate::definition::{MediaInputs, builtins};
 use crate::domain::machine::Failure;
 use crate::domain::media::{media_kind, placeholder};
 use crate::domain::message::{Content, Message, Role};
@@ -23,25 +23,25 @@ use crate::tool::Halt;
 const REFUSED: &str = "_refused_content";
 /// The reason for media that the provider has refused.
 const BY_PROVIDER: &str = "the provider of the model refused it";
-/// The reason for media in the result of a tool.
-const IN_RESULT: &str = "a model reads only texts and images in the result of a tool";
 
 /// The middleware.
 pub struct UnsupportedContent {
     model: MiddlewareModel,
+    /// The media that each of the models takes.
+    inputs: Vec<MediaInputs>,
 }
 
 impl UnsupportedContent {
-    /// Creates the middleware for an agent with these models.
-    pub fn new(model: MiddlewareModel) -> Self {
-        Self { model }
+    /// Creates the middleware for an agent with these models, each of which takes these media.
+    pub fn new(model: MiddlewareModel, inputs: Vec<MediaInputs>) -> Self {
+        Self { model, inputs }
     }
 
     /// Returns the reason why none of the models can take a block, which is that of the first one.
     fn refusal(&self, block: &Value) -> Option<String> {
-        let models = self.model.models().iter();
-        let models = models.filter_map(|own| own.model.as_ref().ok());
-        let mut reasons = models.map(|model| model.refusal(block));
+        let models = self.model.models().iter().zip(&self.inputs);
+        let usable = models.filter_map(|(own, inputs)| Some((own.model.as_ref().ok()?, inputs)));
+        let mut reasons = usable.map(|(model, inputs)| inputs.refusal(block).or_else(|| model.refusal(block)));
         let first = reasons.next()??;
         reasons.all(|reason| reason.is_some()).then_some(first)
     }
@@ -54,11 +54,8 @@ impl UnsupportedContent {
         }
         match message.role {
             Role::Human => self.refusal(block),
-            Role::Tool { .. } => {
-                let is_image = |kind: &str| matches!(kind, "image" | "image_url" | "input_image");
-                let kind = media_kind(block).filter(|kind| !is_image(kind));
-                kind.map(|_| IN_RESULT.to_owned())
-            }
+            // Other blocks of a result are sent as JSON.
+            Role::Tool { .. } => is_media.then(|| self.refusal(block)).flatten(),
             Role::System | Role::Ai { .. } | Role::Remove => None,
         }
     }

@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 mod bubblewrap;
 #[cfg(target_os = "linux")]
 mod confine;
+pub mod free_space;
 #[cfg(target_os = "linux")]
 mod processes;
 #[cfg(target_os = "linux")]

@@ -17,6 +17,7 @@ use thread_priority::unix::{
 };
 
 use super::confine::{ConfinedCommand, Started};
+use super::free_space::is_too_little;
 use super::{CONFINE, CommandEnd, CommandPlan, ROLE, SandboxLayer, bubblewrap, processes};
 
 /// The time between two counts of the processes.
@@ -26,10 +27,6 @@ const TICK: Timespec = Timespec {
 };
 /// The number of these times between two looks at the free space of disks.
 const TICKS_OF_DISKS: u32 = 4;
-/// The space that has to stay free on a disk if the plan does not say it, in bytes.
-const USUAL_FREE_BYTES: u64 = 256 << 20;
-/// Of a small disk, one of this many parts is enough: some are smaller than the usual space.
-const FREE_PARTS: u64 = 10;
 /// The first descriptor after those of standard input, output and errors.
 const FIRST_OTHER_DESCRIPTOR: i32 = 3;
 /// The most that is read of what the confined process says of its start.
@@ -206,12 +203,6 @@ fn is_full(disks: &[&Path], least: Option<u64>) -> bool {
     sizes.any(|[free, total]| is_too_little(free, total, least))
 }
 
-/// Returns whether so little of a disk of `total` bytes is free that no command may run.
-fn is_too_little(free: u64, total: u64, least: Option<u64>) -> bool {
-    // Some file systems do not count their blocks.
-    total > 0 && free < least.unwrap_or_else(|| USUAL_FREE_BYTES.min(total / FREE_PARTS))
-}
-
 fn end_of(status: &WaitIdStatus) -> CommandEnd {
     match status.exit_status() {
         Some(code) => CommandEnd::Exited(code),
@@ -231,28 +222,5 @@ fn what_started(reader: PipeReader) -> Result<(), String> {
         Ok(Started::Yes) => Ok(()),
         Ok(Started::No(reason)) => Err(reason),
         Err(_) => Err("the process ended before it was confined".to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    #[test]
-    fn a_small_disk_needs_less_free_space_than_a_large_one() {
-        assert!(is_too_little(255 * MIB, 100_000 * MIB, None));
-        assert!(!is_too_little(256 * MIB, 100_000 * MIB, None));
-        assert!(is_too_little(6 * MIB, 64 * MIB, None));
-        assert!(!is_too_little(7 * MIB, 64 * MIB, None));
-    }
-
-    #[test]
-    fn the_space_of_the_plan_precedes_and_a_disk_without_a_size_is_not_full() {
-        assert!(is_too_little(7 * MIB, 64 * MIB, Some(256 * MIB)));
-        assert!(!is_too_little(0, 64 * MIB, Some(0)));
-        assert!(!is_too_little(0, 0, None));
-        assert!(!is_too_little(0, 0, Some(MIB)));
     }
 }

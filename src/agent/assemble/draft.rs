@@ -13,7 +13,7 @@ use crate::definition::{
 };
 use crate::domain::background::BackgroundAgent;
 use crate::domain::item::template::NamespaceTemplate;
-use crate::domain::path::normalise;
+use crate::domain::path::{FOLDER, normalise};
 use crate::middleware::Middleware;
 use crate::middleware::memory::Memory;
 use crate::middleware::skills::Skills;
@@ -91,15 +91,18 @@ impl Draft {
     pub(super) fn execute(&self, commands: &CommandLauncher, sandboxes: &SandboxServices) -> Option<Arc<dyn Tool>> {
         let settings = self.spec.execute.settings()?;
         let workspace = self.spec.workspace.of_commands()?;
+        let routes = self.spec.workspace.routes.keys().map(String::as_str);
+        let elsewhere: Vec<&str> = THREAD_FOLDERS.into_iter().chain([FOLDER]).chain(routes).collect();
         if let Some(place) = sandbox_place(workspace, sandboxes) {
             return Some(Arc::new(ExecuteTool::new(
                 Arc::new(SandboxCommands::new(place)),
                 settings,
+                &elsewhere,
             )));
         }
         let files = disk(workspace)?;
         let sandbox = LocalSandbox::new(commands.clone(), files, workspace.read_only, settings.clone());
-        Some(Arc::new(ExecuteTool::new(Arc::new(sandbox), settings)))
+        Some(Arc::new(ExecuteTool::new(Arc::new(sandbox), settings, &elsewhere)))
     }
 
     /// Returns the policies of its skills and its memory.

@@ -49,6 +49,28 @@ fn a_policy_is_written_as_its_name_or_with_its_settings_and_stays_as_it_is_writt
 }
 
 #[test]
+fn settings_may_have_the_names_of_langchain() {
+    let list = json!([{"name": "ToolCallLimitMiddleware", "tool_name": "lookup", "run_limit": 1},
+        {"name": "ToolRetryMiddleware", "initial_delay": 0.5, "max_delay": 2.0},
+        {"name": "PIIMiddleware", "pii_type": "email"},
+        {"name": "ToolCallLimitMiddleware", "tool": "lookup", "tool_name": "publish"}, {"name": "audit", "max_delay": 1}]);
+    let policies: Vec<Policy> = serde_json::from_value(list).expect("policies");
+    let understood = json!([{"name": "ToolCallLimitMiddleware", "tool": "lookup", "run_limit": 1},
+        {"name": "ToolRetryMiddleware", "initial_delay_s": 0.5, "max_delay_s": 2.0},
+        {"name": "PIIMiddleware", "type": "email"},
+        {"name": "ToolCallLimitMiddleware", "tool": "lookup", "tool_name": "publish"}, {"name": "audit", "max_delay": 1}]);
+    assert_eq!(serde_json::to_value(&policies).expect("JSON"), understood);
+}
+
+#[test]
+fn a_policy_whose_work_has_another_place_is_refused_with_the_place() {
+    let found = findings(json!({"middleware": ["ModelFallbackMiddleware"]}));
+    let expected = "middleware[0]: there is no policy `ModelFallbackMiddleware`: give several models";
+    assert!(found.len() == 1 && found[0].starts_with(expected), "{found:#?}");
+    assert!(ELSEWHERE.iter().all(|(name, _)| Builtin::find(name).is_none()));
+}
+
+#[test]
 fn what_a_listed_policy_is_told_is_what_a_field_says() {
     let listed = resolved(json!({"limits": {"tokens": 9}, "middleware": [
         "TodoListMiddleware", {"name": "StoreMiddleware", "namespace": ["a"]},

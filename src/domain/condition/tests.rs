@@ -99,6 +99,17 @@ fn arguments_are_found_by_their_paths() {
 }
 
 #[test]
+fn an_argument_with_a_dot_in_its_name_hides_no_other() {
+    let test = json!({"customer.country": {"equals": "NL"}});
+    let args = |own: &str, nested: Value| json!({"customer.country": own, "customer": nested});
+    assert_eq!(outcome(test.clone(), &args("DE", json!({"country": "NL"}))), UNKNOWN);
+    assert_eq!(outcome(test.clone(), &args("NL", json!({"country": "DE"}))), UNKNOWN);
+    assert_eq!(outcome(test.clone(), &args("NL", json!({"country": "NL"}))), YES);
+    assert_eq!(outcome(test.clone(), &args("DE", json!({"country": "DE"}))), NO);
+    assert_eq!(outcome(test, &json!({"customer.country": "DE"})), NO);
+}
+
+#[test]
 fn of_several_tables_one_is_enough() {
     let either = json!([{"n": {"gt": 10}}, {"to": {"equals": "eve"}}]);
     assert_eq!(outcome(either.clone(), &json!({"n": 1, "to": "eve"})), YES);

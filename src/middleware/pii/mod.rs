@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{HookResult, Middleware, TextFilter, instance_name, read_settings};
 use crate::definition::check::is_word;
-use crate::definition::{Diagnostic, FieldPath, suggestion};
+use crate::definition::{Diagnostic, FieldPath, builtins, suggestion};
 use crate::domain::call::ToolOutput;
 use crate::domain::json_texts;
 use crate::domain::machine::{Failure, HookPoint};
@@ -26,8 +26,6 @@ mod filter;
 use detector::{Detector, PiiKind};
 use filter::{PiiFilter, PiiRule, PiiStrategy};
 
-/// The name.
-const NAME: &str = "PIIMiddleware";
 /// The maximum length of the name of a kind.
 const LONGEST_TYPE: usize = 64;
 
@@ -106,7 +104,7 @@ impl PiiSettings {
 #[async_trait]
 impl Middleware for Pii {
     fn name(&self) -> &str {
-        self.name.as_deref().unwrap_or(NAME)
+        self.name.as_deref().unwrap_or(builtins::PII)
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
@@ -117,7 +115,7 @@ impl Middleware for Pii {
             return Err(vec![Diagnostic::error(FieldPath::of(["apply_to_input"]), message)]);
         }
         Ok(Some(Arc::new(Self {
-            name: Some(instance_name(NAME, &settings.r#type)),
+            name: Some(instance_name(builtins::PII, &settings.r#type)),
             rule: Some(PiiRule {
                 name: settings.r#type.as_str().into(),
                 detector: Arc::new(detector),
@@ -246,12 +244,35 @@ fn replace(rule: &PiiRule, text: &mut String, changed: &mut bool) -> Result<(), 
 fn replace_in_block(rule: &PiiRule, block: &mut Value, changed: &mut bool) -> Result<(), Failure> {
     match block {
         Value::String(text) => replace(rule, text, changed),
-        Value::Object(fields) => match fields.get_mut("text") {
+        Value::Object(fields) => match text_of_block_mut(fields) {
             Some(Value::String(text)) => replace(rule, text, changed),
             Some(_) | None => Ok(()),
         },
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => Ok(()),
     }
+}
+
+/// Returns the text of a block: its own, or that of a document in the form of Anthropic.
+fn text_of_block(fields: &Map<String, Value>) -> Option<&str> {
+    let in_source = || {
+        let source = fields.get("source").filter(|source| is_text(source))?;
+        source.get("data")
+    };
+    fields.get("text").or_else(in_source)?.as_str()
+}
+
+/// Does the same for a text that is to be changed.
+fn text_of_block_mut(fields: &mut Map<String, Value>) -> Option<&mut Value> {
+    if fields.contains_key("text") {
+        return fields.get_mut("text");
+    }
+    let source = fields.get_mut("source").filter(|source| is_text(source))?;
+    source.get_mut("data")
+}
+
+/// Returns whether the source of a document is a text.
+fn is_text(source: &Value) -> bool {
+    source.get("type").and_then(Value::as_str) == Some("text")
 }
 
 /// Returns the texts of a content, one below the other.
@@ -261,7 +282,7 @@ fn texts(content: &Content) -> String {
         Content::Blocks(blocks) => {
             let text = |block: &Value| match block {
                 Value::String(text) => Some(text.clone()),
-                Value::Object(fields) => fields.get("text").and_then(Value::as_str).map(str::to_owned),
+                Value::Object(fields) => text_of_block(fields).map(str::to_owned),
                 Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => None,
             };
             blocks.iter().filter_map(text).collect::<Vec<_>>().join("\n")

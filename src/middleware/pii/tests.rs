@@ -317,3 +317,21 @@ fn results_of_tools_are_rewritten_with_their_artifacts_and_blocked_ones_withheld
         "{blocked}"
     );
 }
+
+#[test]
+fn the_text_of_a_document_is_looked_into() {
+    let policy = |strategy| Pii {
+        rule: Some(rule("email", strategy)),
+        to_input: true,
+        ..Pii::default()
+    };
+    let document = |data: &str| {
+        let source = json!({"type": "text", "media_type": "text/plain", "data": data});
+        Content::Blocks(vec![json!({"type": "document", "source": source})])
+    };
+    let message = Message::new(Role::Human, document("to bob@example.com"));
+    let rewritten = policy(PiiStrategy::Redact).rewritten(&message).expect("not blocked");
+    let rewritten = rewritten.expect("it has personal data").content;
+    assert_eq!(rewritten, document("to [REDACTED_EMAIL]"));
+    assert!(policy(PiiStrategy::Block).input_problem(&message).is_some());
+}

@@ -7,7 +7,7 @@ use rig_core::message::{
 use serde_json::{Value, json};
 
 use super::file_names::TITLE;
-use crate::domain::media::{file_name, media_type};
+use crate::domain::media::{description, file_name, media_type};
 use crate::domain::message::Content;
 use crate::model::ModelError;
 
@@ -34,26 +34,44 @@ pub(super) fn human(content: &Content) -> Result<Vec<UserContent>, ModelError> {
     Ok(sent)
 }
 
-/// Converts the result of a tool. A block that is neither text nor an image is sent as JSON. Blank texts beside other
-/// blocks are left out, since Anthropic refuses them. A result without anything else is an empty text, for which
-/// rig-core sends words that say so.
-pub(super) fn tool(content: &Content) -> Vec<ToolResultContent> {
-    let mut sent: Vec<ToolResultContent> = match content {
-        Content::Text(text) => vec![ToolResultContent::text(text.as_str())],
-        Content::Blocks(blocks) => blocks.iter().map(tool_block).collect(),
-    };
-    sent.retain(|part| !matches!(part, ToolResultContent::Text(text) if text.text.trim().is_empty()));
-    if sent.is_empty() {
-        sent.push(ToolResultContent::text(""));
-    }
-    sent
+/// The result of a tool for a provider.
+pub(super) struct SentResult {
+    /// The result itself: texts, images and JSON.
+    pub(super) parts: Vec<ToolResultContent>,
+    /// Files and audio, each behind a text that describes it. rig-core has no place for them in a result, so they follow
+    /// the results in a message of the user, as rig-core itself does with images where results have none.
+    pub(super) attached: Vec<UserContent>,
 }
 
-fn tool_block(block: &Value) -> ToolResultContent {
+/// Converts the result of a tool. A block that is neither text nor media is sent as JSON. Blank texts beside other
+/// blocks are left out, since Anthropic refuses them. A result without anything else is an empty text, for which
+/// rig-core sends words that say so.
+pub(super) fn tool(content: &Content) -> SentResult {
+    let mut attached = vec![];
+    let mut parts: Vec<ToolResultContent> = match content {
+        Content::Text(text) => vec![ToolResultContent::text(text.as_str())],
+        Content::Blocks(blocks) => blocks.iter().map(|block| tool_block(block, &mut attached)).collect(),
+    };
+    parts.retain(|part| !matches!(part, ToolResultContent::Text(text) if text.text.trim().is_empty()));
+    if parts.is_empty() {
+        parts.push(ToolResultContent::text(""));
+    }
+    SentResult { parts, attached }
+}
+
+fn tool_block(block: &Value, attached: &mut Vec<UserContent>) -> ToolResultContent {
     match human_block(block) {
         Ok(UserContent::Text(text)) => ToolResultContent::Text(text),
         Ok(UserContent::Image(image)) => ToolResultContent::Image(image),
-        _ => ToolResultContent::json(block.clone()),
+        Ok(media @ (UserContent::Audio(_) | UserContent::Document(_))) => {
+            let described = description(block);
+            attached.push(UserContent::text(format!(
+                "[The {described} that a tool has returned:]"
+            )));
+            attached.push(media);
+            ToolResultContent::text(format!("[The {described} follows after the results.]"))
+        }
+        Ok(UserContent::ToolResult(_) | UserContent::Video(_)) | Err(_) => ToolResultContent::json(block.clone()),
     }
 }
 

@@ -28,6 +28,7 @@ pub(super) fn build(
         separator,
         messages: Vec::new(),
         calls: HashMap::new(),
+        attached: Vec::new(),
     };
     if !request.system.is_blank() {
         match kind {
@@ -44,6 +45,7 @@ pub(super) fn build(
     for message in &request.messages {
         history.add(message)?;
     }
+    history.add_attached();
     if history.messages.is_empty() {
         return Err(ModelError::NothingToAsk);
     }
@@ -180,10 +182,15 @@ struct History<'a> {
     separator: Option<&'a Separator>,
     messages: Vec<RigMessage>,
     calls: HashMap<String, (CallId, ToolName)>,
+    /// The files and the audio of the results that were added last.
+    attached: Vec<UserContent>,
 }
 
 impl History<'_> {
     fn add(&mut self, message: &Message) -> Result<(), ModelError> {
+        if message.answers().is_none() {
+            self.add_attached();
+        }
         match &message.role {
             Role::Human => self.human(message)?,
             Role::System => self.messages.push(RigMessage::system(message.content.text())),
@@ -256,6 +263,14 @@ impl History<'_> {
         CallId::from_wire(id)
     }
 
+    /// Adds the files and the audio of the results before, which are a message of the user.
+    fn add_attached(&mut self) {
+        if !self.attached.is_empty() {
+            let content = std::mem::take(&mut self.attached);
+            self.messages.push(RigMessage::User { content });
+        }
+    }
+
     /// Adds a tool's result. Consecutive results form one message, as some providers require.
     fn answer(&mut self, id: &str, status: ToolStatus, message: &Message) -> Result<(), ModelError> {
         let (call, tool) = match self.calls.get(id) {
@@ -271,10 +286,12 @@ impl History<'_> {
                 )?,
             ),
         };
+        let content::SentResult { parts, attached } = content::tool(&message.content);
+        self.attached.extend(attached);
         let result = UserContent::ToolResult(ToolResult {
             call,
             name: tool,
-            content: content::tool(&message.content),
+            content: parts,
             is_error: status == ToolStatus::Error,
         });
         match self.messages.last_mut() {

@@ -71,6 +71,7 @@ fn of_answer(given: DecisionToRemember, run: &Run, record: &InterruptRecord, cal
         decision: given.decision,
         message: given.message,
         condition: given.condition,
+        exact: given.exact,
         approvers: record.interrupt.question.approvers.clone(),
         given_by: (!caller.is_unrestricted()).then(|| caller.user.clone()),
         created_at: run.created_at,
@@ -81,6 +82,7 @@ fn is_replaced(earlier: &RememberedDecision, later: &RememberedDecision) -> bool
     earlier.path == later.path
         && earlier.tool == later.tool
         && earlier.condition == later.condition
+        && earlier.exact == later.exact
         && earlier.approvers == later.approvers
 }
 

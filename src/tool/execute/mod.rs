@@ -91,8 +91,9 @@ struct ExecuteArguments {
 }
 
 impl ExecuteTool {
-    /// Creates the tool for the commands of one agent.
-    pub fn new(sandbox: Arc<dyn Sandbox>, settings: ExecuteSettings) -> Self {
+    /// Creates the tool for the commands of one agent. `elsewhere` are the directories of its files that commands do not
+    /// see.
+    pub fn new(sandbox: Arc<dyn Sandbox>, settings: ExecuteSettings, elsewhere: &[&str]) -> Self {
         let network = match sandbox.network() {
             Some(CommandNetwork::None) => " There is no network.",
             Some(CommandNetwork::Host) => " The network can be used.",
@@ -100,10 +101,13 @@ impl ExecuteTool {
         };
         let description = format!(
             "Runs a shell command in a sandbox and shows what it prints and its exit code. It starts in the directory \
-             of your files: what the file tools call /notes.txt is notes.txt here, so use relative paths. Each call is \
-             a shell of its own; only files stay.{network} A command is killed with all that it has started after \
-             {} seconds, or after `timeout` seconds, at most {}. To read, search and change files, prefer the file tools.",
-            settings.timeout_s, settings.max_timeout_s
+             of your files: what the file tools call /notes.txt is notes.txt here, so use relative paths. Only the file \
+             tools see what is below {}. Each call is a shell of its own; only files stay.{network} A command is killed \
+             with all that it has started after {} seconds, or after `timeout` seconds, at most {}. To read, search and \
+             change files, prefer the file tools.",
+            elsewhere.join(", "),
+            settings.timeout_s,
+            settings.max_timeout_s
         );
         let parameters = json!({
             "type": "object",

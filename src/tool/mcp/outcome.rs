@@ -123,14 +123,27 @@ fn block(block: Value) -> Option<Value> {
                 (Some(content), _) => Some(text(&content)),
                 (None, Some(data)) => {
                     let mime = text_of(resource, "mimeType").unwrap_or_else(|| "application/octet-stream".to_owned());
-                    let kind = if mime.starts_with("image/") { "image" } else { "file" };
-                    Some(json!({"type": kind, "base64": data, "mime_type": mime}))
+                    if mime.starts_with("image/") {
+                        return Some(json!({"type": "image", "base64": data, "mime_type": mime}));
+                    }
+                    let mut file = json!({"type": "file", "base64": data, "mime_type": mime});
+                    let uri = text_of(resource, "uri").unwrap_or_default();
+                    if let Some(name) = name_in(&uri) {
+                        file["filename"] = name.into();
+                    }
+                    Some(file)
                 }
                 (None, None) => None,
             }
         }
         _ => Some(text(&block.to_string())),
     }
+}
+
+/// Returns the name of the file at an address, if there is one.
+fn name_in(uri: &str) -> Option<&str> {
+    let path = uri.split(['?', '#']).next()?;
+    path.rsplit('/').next().filter(|name| !name.is_empty())
 }
 
 /// Joins blocks into one text if all are texts.
@@ -184,6 +197,12 @@ mod tests {
         assert_eq!(
             message_of(json!({"content": [linked, inside]})),
             json!(["x file:///x\nwhy", null, "success"])
+        );
+        let resource = json!({"uri": "file:///reports/may.pdf?v=1", "mimeType": "application/pdf", "blob": "JVBERi0="});
+        let file = json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "may.pdf"});
+        assert_eq!(
+            message_of(json!({"content": [{"type": "resource", "resource": resource}]})),
+            json!([[file], null, "success"])
         );
         assert_eq!(message_of(json!({})), json!(["", null, "success"]));
     }

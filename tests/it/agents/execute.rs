@@ -7,6 +7,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
+use crate::support::provider::Turn;
 use crate::support::script::Script;
 use crate::support::server::skipped;
 use crate::support::viewer::Viewer;
@@ -169,6 +170,7 @@ on_both_engines! {
     a_configuration_that_commands_could_misuse_is_refused,
     a_definition_over_http_runs_no_commands,
     an_agent_without_commands_is_not_offered_the_tool,
+    the_model_reads_which_files_commands_do_not_see,
 }
 
 with_each_layer! {
@@ -462,6 +464,26 @@ async fn an_agent_without_commands_is_not_offered_the_tool(server: TestServer) {
         offered.contains("read_file") && !offered.contains("execute"),
         "{offered}"
     );
+}
+
+async fn the_model_reads_which_files_commands_do_not_see(server: TestServer) {
+    server.file_is_written("own/readme", "one\n");
+    let agent = r#"
+[agents.told]
+model = "fake_openai:m-1"
+execute = true
+
+[agents.told.workspace]
+kind = "composite"
+default = { kind = "disk", root = "own" }
+routes."/notes" = { kind = "state" }
+"#;
+    server.is_configured_with(agent).await;
+    server.models.will([Turn::Says("hello")]);
+    server.human("told").await.says("hello").await;
+    let asked = server.models.asked().pop().expect("a request").body;
+    let places = "below /large_tool_results, /large_messages, /conversation_history, /.agent, /notes.";
+    assert!(asked.contains(places), "{asked}");
 }
 
 async fn a_definition_over_http_runs_no_commands(server: TestServer) {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Human, Keys, TestServer, eventually, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, Keys, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
     always_allow_applies_to_later_calls_of_the_agent_on_this_thread_only,
@@ -120,6 +120,16 @@ async fn a_remembered_decision_may_cover_certain_arguments(server: TestServer) {
     alice.decides(&alice.question().await, same).await.finishes().await;
     sends(&alice, "m4", "eve@elsewhere.net").await;
     assert_eq!(server.tools.recipients().len(), 4);
+    let copied = json!({"to": "eve@elsewhere.net", "body": "hi", "cc": "kim@elsewhere.net"});
+    let more = script().calls(call("m6", "send_email", copied.clone()));
+    alice.says(more.says("sent")).await;
+    let question = alice.question().await;
+    assert_eq!(
+        question.requests()[0]["args"],
+        copied,
+        "a further argument is not the same"
+    );
+    alice.approves(&question).await.finishes().await;
     sends(&alice, "m5", "kim@elsewhere.net").await;
     assert_eq!(alice.question().await.requests()[0]["args"]["to"], "kim@elsewhere.net");
     assert_eq!(approvals(&alice).await[0]["for"], inside);

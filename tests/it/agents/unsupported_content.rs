@@ -36,9 +36,11 @@ on_both_engines! {
     an_empty_file_becomes_a_text_that_names_it,
     media_that_the_provider_refuses_are_left_out_at_once_and_from_then_on,
     media_that_the_provider_has_taken_are_not_left_out,
+    media_that_the_profile_of_a_model_denies_are_never_sent,
     a_refusal_that_is_not_about_content_is_not_repeated,
     a_request_that_is_refused_without_its_media_fails_as_before,
-    media_in_the_result_of_a_tool_are_named,
+    a_video_in_the_result_of_a_tool_is_named,
+    a_file_in_the_result_of_a_tool_is_shown_unless_the_provider_refuses_it,
     a_message_without_blocks_is_sent_as_an_empty_one,
     a_result_without_blocks_is_sent_as_an_empty_one,
     a_long_message_is_shown_with_its_beginning_and_its_end,
@@ -164,6 +166,29 @@ async fn media_that_the_provider_has_taken_are_not_left_out(server: TestServer) 
     assert!(!asked[2].contains("R0lGODlh"), "{}", asked[2]);
 }
 
+async fn media_that_the_profile_of_a_model_denies_are_never_sent(server: TestServer) {
+    let configuration = "[profiles.\"fake_openai:m-1\"]\nimage_inputs = false\n\
+         [agents.blind]\nmodel = \"fake_openai:m-1\"\n\
+         [agents.helped]\nmodel = [\"fake_openai:m-1\", \"fake_openai:m-2\"]\n";
+    server.is_configured_with(configuration).await;
+    for (agent, is_shown) in [("blind", false), ("helped", true)] {
+        let alice = server.human(agent).await;
+        let before = bodies(&server).len();
+        server.models.will([Turn::Says("a picture")]);
+        assert_eq!(
+            sends(&alice, &[text("what is this?"), image()]).await,
+            "success",
+            "{agent}"
+        );
+        let asked = bodies(&server).split_off(before);
+        assert_eq!(asked.len(), 1, "{agent}: no request is refused first");
+        assert_eq!(asked[0].contains("iVBORw0KGgo="), is_shown, "{}", asked[0]);
+        assert_ne!(asked[0].contains("image_inputs = false"), is_shown, "{}", asked[0]);
+        let kept = alice.state().await["values"]["messages"][0]["content"].clone();
+        assert_eq!(kept[1], image(), "{agent}");
+    }
+}
+
 async fn a_refusal_that_is_not_about_content_is_not_repeated(server: TestServer) {
     for status in [401, 403, 404] {
         let alice = server.human("openai").await;
@@ -189,20 +214,54 @@ async fn a_request_that_is_refused_without_its_media_fails_as_before(server: Tes
     );
 }
 
-async fn media_in_the_result_of_a_tool_are_named(server: TestServer) {
-    let alice = server.human("openai").await;
+/// Writes a call of a tool into the conversation, whose result has these blocks.
+async fn has_found(human: &Human, blocks: &[Value]) {
     let call = json!({"name": "lookup", "args": {}, "id": "c1", "type": "tool_call"});
-    let pdf = json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "report.pdf"});
-    let result = json!([text("found"), pdf]);
     let messages = json!([{"role": "user", "content": "find it"}, {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": result, "tool_call_id": "c1"}]);
+        {"role": "tool", "content": blocks, "tool_call_id": "c1"}]);
     let body = json!({"values": {"messages": messages}, "as_node": "tools"});
-    alice.client().post(&alice.path("/state"), body).await.ok();
-    server.models.will([Turn::Says("a report")]);
+    human.client().post(&human.path("/state"), body).await.ok();
+}
+
+async fn a_video_in_the_result_of_a_tool_is_named(server: TestServer) {
+    let alice = server.human("openai").await;
+    let clip = json!({"type": "video", "base64": "AAAAHGZ0", "mime_type": "video/mp4", "filename": "clip.mp4"});
+    has_found(&alice, &[text("found"), clip]).await;
+    server.models.will([Turn::Says("a clip")]);
     alice.starts(json!({"input": null})).await.finishes().await;
     let asked = &bodies(&server)[0];
-    assert!(asked.contains("report.pdf") && !asked.contains("JVBERi0="), "{asked}");
-    assert_eq!(alice.transcript().await.last().unwrap(), "ai: a report");
+    assert!(asked.contains("clip.mp4") && !asked.contains("AAAAHGZ0"), "{asked}");
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: a clip");
+}
+
+async fn a_file_in_the_result_of_a_tool_is_shown_unless_the_provider_refuses_it(server: TestServer) {
+    let report =
+        json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "report.pdf"});
+    for agent in ["openai", "anthropic", "google_genai"] {
+        for is_refused in [false, true] {
+            let alice = server.human(agent).await;
+            has_found(&alice, &[text("found"), report.clone()]).await;
+            let before = bodies(&server).len();
+            let refusal = is_refused.then_some(Turn::Refuses(400, None));
+            let answers = [Turn::Says("a report"), Turn::Says("as I said")];
+            server.models.will(refusal.into_iter().chain(answers));
+            alice.starts(json!({"input": null})).await.finishes().await;
+            alice.says("what is it?").await;
+            let asked = bodies(&server).split_off(before);
+            let has_file: Vec<bool> = asked.iter().map(|body| body.contains("JVBERi0=")).collect();
+            let expected: &[bool] = if is_refused {
+                &[true, false, false]
+            } else {
+                &[true, true]
+            };
+            assert_eq!(has_file, expected, "{agent}");
+            assert!(
+                asked.iter().all(|body| body.contains("report.pdf")),
+                "{agent}: {asked:?}"
+            );
+            assert_eq!(alice.transcript().await.last().unwrap(), "ai: as I said", "{agent}");
+        }
+    }
 }
 
 async fn a_message_without_blocks_is_sent_as_an_empty_one(server: TestServer) {

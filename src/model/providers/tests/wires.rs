@@ -542,3 +542,40 @@ async fn a_message_after_a_tools_result_is_one_of_its_own() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_file_in_the_result_of_a_tool_follows_the_results() {
+    for kind in [ProviderKind::OpenAi, ProviderKind::Anthropic, ProviderKind::GoogleGenAi] {
+        let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
+        let calls = ["call_1", "call_2"].map(|id| ToolCall::new(id, "look", serde_json::Map::new()));
+        let role = Role::Ai {
+            tool_calls: calls.to_vec(),
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        };
+        let file =
+            json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "report.pdf"});
+        let found = crate::domain::message::Content::Blocks(vec![file]);
+        let messages = vec![
+            Message::human("one"),
+            Message::new(role, ""),
+            Message::tool(&calls[0], ToolStatus::Success, found),
+            Message::tool(&calls[1], ToolStatus::Success, "nothing more"),
+        ];
+        let _ = ask(&model, request(messages)).await;
+        let body = server.last().body.to_string();
+        let parts = [
+            "report.pdf",
+            "follows after the results",
+            "nothing more",
+            "that a tool has returned",
+            "JVBERi0=",
+        ];
+        let places = parts.map(|part| {
+            body.find(part)
+                .unwrap_or_else(|| panic!("{kind}: {part} is not in {body}"))
+        });
+        assert!(places.is_sorted(), "{kind}: {places:?} in {body}");
+        assert_eq!(body.matches("JVBERi0=").count(), 1, "{kind}: {body}");
+    }
+}

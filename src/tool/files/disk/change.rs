@@ -10,6 +10,7 @@ use super::place::{error_text, is_absent, resolve};
 use super::{TEMPORARY, relative};
 use crate::domain::id::TaskId;
 use crate::domain::state::File;
+use crate::sandbox::free_space::lacks_space;
 use crate::tool::files::store::{conflict, is_same};
 
 /// The maximum time for which a write waits for another one in the same directory.
@@ -26,6 +27,8 @@ pub(super) struct Change {
     /// The call that writes.
     pub(super) task: Option<TaskId>,
     pub(super) max_bytes: usize,
+    /// The space that has to stay free on the disk, in bytes, if it is not the usual one.
+    pub(super) least_free: Option<u64>,
 }
 
 impl Change {
@@ -47,6 +50,13 @@ impl Change {
         }
         let no_base64 = |_| format!("Error: the content of '{}' is no base64", self.path);
         let bytes = self.file.to_bytes().map_err(no_base64)?;
+        let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if lacks_space(&parent, length, self.least_free) {
+            return Err(format!(
+                "Error: '{}' was not written: too little space is left on the disk. Nothing was changed.",
+                self.path
+            ));
+        }
         // The same call uses the same name again after a crash, so at most one file is left over.
         let task = self
             .task
@@ -137,5 +147,32 @@ fn remove_directories(dir: &Dir, path: &str) {
         && let Err(error) = dir.remove_dir(relative(path))
     {
         tracing::debug!(%error, path, "a directory was not removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cap_std::ambient_authority;
+
+    use super::*;
+    use crate::domain::time::Timestamp;
+
+    #[test]
+    fn a_disk_with_too_little_space_is_not_written_to() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let dir = Dir::open_ambient_dir(folder.path(), ambient_authority()).expect("it can be opened");
+        let change = |least_free| Change {
+            path: "/a.txt".to_owned(),
+            file: File::text("a", Timestamp(0)),
+            before: None,
+            task: None,
+            max_bytes: 1_000,
+            least_free,
+        };
+        let refused = change(Some(u64::MAX)).write(&dir).expect_err("no disk is so large");
+        assert!(refused.contains("too little space is left"), "{refused}");
+        assert!(!folder.path().join("a.txt").exists());
+        change(Some(0)).write(&dir).expect("there is space");
+        assert!(folder.path().join("a.txt").exists());
     }
 }

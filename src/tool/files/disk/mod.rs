@@ -209,6 +209,7 @@ impl FileWorkspace for DiskFiles {
             before: before.cloned(),
             task: access.scope.task,
             max_bytes: access.scope.sizes.file,
+            least_free: None,
         };
         self.work(access.scope, move |dir| change.write(dir)).await?;
         Ok(Update::none())
