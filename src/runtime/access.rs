@@ -453,18 +453,8 @@ pub(super) async fn decide_about_thread(
     Ok(decide_by(core, caller, action, &facts, ruling))
 }
 
-/// Decides by the policies alone, about a resource whose facts are known: for what a request does besides its action,
-/// and for what the server does on behalf of a user. Returns the reason why they forbid it.
-pub(super) fn denial_by_policies(
-    core: &Core,
-    caller: &Identity,
-    action: Action,
-    facts: &ResourceFacts,
-) -> Option<Denial> {
-    denial_by(core, caller, action, facts, &ruling_of(core, caller, action))
-}
-
-/// Decides like [`denial_by_policies`] about a thread that a transaction has read or is about to create.
+/// Decides by the policies alone, about a thread that a transaction has read or is about to create: for what a request does
+/// besides its action, and for what the server does on behalf of a user. Returns the reason why they forbid it.
 pub(super) async fn denial_about_thread(
     tx: &mut Tx<'_>,
     core: &Core,

@@ -30,6 +30,7 @@ on_both_engines! {
     a_tenant_that_floods_the_queue_does_not_delay_another,
     a_run_with_a_higher_priority_is_next_in_its_tenant,
     only_developers_operators_and_admins_give_priorities,
+    the_owner_of_a_cron_with_a_priority_stops_it_and_gives_the_priority_to_nothing_else,
     the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills,
     sums_of_days_long_ago_are_deleted,
     an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted,
@@ -512,6 +513,31 @@ async fn only_developers_operators_and_admins_give_priorities(server: TestServer
             .starts_with("priority")
     );
     assert_eq!(keys.client("root").post("/runs", with(-1)).await.status, 422);
+}
+
+async fn the_owner_of_a_cron_with_a_priority_stops_it_and_gives_the_priority_to_nothing_else(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let mut cron = held("x");
+    cron["schedule"] = json!("0 0 1 1 *");
+    let created = ann.post("/runs/crons", cron).await.ok();
+    let path = format!("/runs/crons/{}", created["cron_id"].as_str().expect("an id"));
+    keys.client("operator").patch(&path, json!({"priority": 3})).await.ok();
+    let noted = ann.patch(&path, json!({"metadata": {"note": "mine"}})).await.ok();
+    assert_eq!(noted["metadata"]["note"], "mine");
+    assert_eq!(noted["payload"]["priority"], 3);
+    for more in [
+        json!({"schedule": "* * * * *"}),
+        json!({"input": {"messages": [{"role": "user", "content": "y"}]}}),
+        json!({"priority": 4, "enabled": false}),
+    ] {
+        ann.patch(&path, more).await.refused(403);
+    }
+    assert_eq!(ann.patch(&path, json!({"enabled": false})).await.ok()["enabled"], false);
+    ann.patch(&path, json!({"enabled": true})).await.refused(403);
+    let usual = json!({"enabled": true, "priority": 0, "schedule": "0 0 1 2 *"});
+    assert_eq!(ann.patch(&path, usual).await.ok()["enabled"], true);
+    ann.patch(&path, json!({"priority": 3})).await.refused(403);
 }
 
 async fn the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills(server: TestServer) {

@@ -3,8 +3,10 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use super::tenants::values_of;
+use crate::api::crons::all_are_due;
 use crate::support::client::{Client, reply};
-use crate::support::{Human, Keys, TestServer, approval, mail, on_both_engines, script};
+use crate::support::{Human, Keys, TestServer, approval, eventually, mail, on_both_engines, script};
 
 on_both_engines! {
     a_thread_that_is_shared_for_reading_is_read_by_the_tenant_and_changed_by_nobody_else,
@@ -13,6 +15,7 @@ on_both_engines! {
     a_thread_that_is_shared_for_writing_is_continued_by_the_tenant,
     a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more,
     a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else,
+    a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run,
 }
 
 const SHARING: &str = "
@@ -156,4 +159,32 @@ async fn a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else(serv
     let stranger = keys.client("root-of-other");
     stranger.get(&path).await.refused(404);
     stranger.post("/runs/wait", run).await.refused(404);
+}
+
+async fn a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = keys.client("ann");
+    let bob = keys.client("bob");
+    let body = json!({"graph_id": "agent", "metadata": {"visibility": "team"}});
+    let made = ann.post("/assistants", body).await.ok();
+    let id = made["assistant_id"].as_str().expect("an id");
+    let message = json!({"role": "user", "content": script().says("done").to_string()});
+    let cron = json!({"assistant_id": id, "schedule": "0 0 1 1 *", "input": {"messages": [message]},
+        "on_run_completed": "keep"});
+    bob.post("/runs/crons", cron).await.ok();
+    all_are_due(&server).await;
+    let threads = async || bob.post("/threads/search", json!({})).await.ok();
+    eventually(async || threads().await[0]["status"] == "idle").await;
+
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    ann.patch(&format!("/assistants/{id}"), metadata).await.ok();
+    all_are_due(&server).await;
+    let root = keys.client("root");
+    let resource = format!("assistant:{id}");
+    eventually(async || {
+        let denied = root.get("/audit?user=bob&outcome=denied").await.ok();
+        values_of(&denied, "resource").contains(&resource)
+    })
+    .await;
+    assert_eq!(threads_of(&bob).await, json!(1));
 }
