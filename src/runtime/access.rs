@@ -17,6 +17,7 @@ use crate::domain::access::{
 use crate::domain::id::{AssistantId, CronId, DeliveryId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::ruling::{RowCondition, Ruling};
+use crate::domain::run::RunCaller;
 use crate::domain::tenant_agents::TenantAgents;
 use crate::domain::thread::Thread;
 
@@ -451,6 +452,21 @@ pub(super) async fn decide_about_thread(
         ..facts_of_thread(tx, thread, &ruling).await?
     };
     Ok(decide_by(core, caller, action, &facts, ruling))
+}
+
+/// Returns whether the user for whom the server works may do one of these things to a thread now, by the roles of the request. A
+/// thread that is gone hides nothing any more.
+pub(super) async fn may_user(
+    tx: &mut Tx<'_>,
+    core: &Core,
+    user: &RunCaller,
+    actions: &[Action],
+    thread: ThreadId,
+) -> DbResult<bool> {
+    let facts = read_facts(tx, ResourceRef::Thread(thread), &WantedFacts::all()).await?;
+    let user = user.to_restricted_identity();
+    let may = |facts: &ResourceFacts| actions.iter().any(|action| decide(core, &user, *action, facts).is_ok());
+    Ok(facts.as_ref().is_none_or(may))
 }
 
 /// Decides by the policies alone, about a thread that a transaction has read or is about to create: for what a request does

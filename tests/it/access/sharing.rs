@@ -1,11 +1,15 @@
 //! Sharing: what owners give their tenant by metadata, and that it is no more than that.
 
+use std::time::Duration;
+
+use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::tenants::values_of;
 use crate::api::crons::all_are_due;
 use crate::support::client::{Client, reply};
+use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{Human, Keys, TestServer, approval, eventually, mail, on_both_engines, script};
 
 on_both_engines! {
@@ -16,6 +20,8 @@ on_both_engines! {
     a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more,
     a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else,
     a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run,
+    a_delayed_run_does_not_begin_on_a_thread_that_is_shared_no_more,
+    the_report_of_a_run_has_no_values_of_a_thread_that_is_shared_no_more,
 }
 
 const SHARING: &str = "
@@ -187,4 +193,51 @@ async fn a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run(server: Tes
     })
     .await;
     assert_eq!(threads_of(&bob).await, json!(1));
+}
+
+/// Makes a thread one that nobody else may read.
+async fn is_private(ann: &Human) {
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    ann.client().patch(&ann.path(""), metadata).await.ok();
+}
+
+async fn a_delayed_run_does_not_begin_on_a_thread_that_is_shared_no_more(server: TestServer) {
+    let clock = ManualClock::starting_at(SystemClock.now());
+    server.uses_clock(&clock).await;
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "open").await;
+    ann.says(script().says("hello")).await;
+    let bob = beside(&keys, "bob", &ann);
+    let delay = json!({"after_seconds": 3600, "multitask_strategy": "enqueue"});
+    let own = ann.starts(ann.run_body(script().says("from ann"), delay.clone())).await;
+    let other = bob.starts(bob.run_body(script().says("from bob"), delay)).await;
+    is_private(&ann).await;
+    clock.advance(Duration::from_secs(3601));
+    ann.run_of_id(&other.id).finishes().await;
+    ann.run_of_id(&own.id).finishes().await;
+    assert_eq!(ann.run_of_id(&other.id).status().await, "error");
+    assert_eq!(ann.run_of_id(&own.id).status().await, "success");
+    assert_eq!(ann.transcript().await.last().expect("a message"), "ai: from ann");
+    assert!(!ann.state().await.to_string().contains("from bob"));
+}
+
+async fn the_report_of_a_run_has_no_values_of_a_thread_that_is_shared_no_more(server: TestServer) {
+    let receiver = WebhookReceiver::start().await;
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "open").await;
+    ann.says(script().says("for ann alone")).await;
+    let bob = beside(&keys, "bob", &ann);
+    let hook = |path: &str| json!({"webhook": format!("{}{path}", receiver.base), "after_seconds": 3600});
+    let first = bob.starts(bob.run_body(script().says("x"), hook("/first"))).await;
+    ann.run_of_id(&first.id).is_cancelled("interrupt").await.ok();
+    let received = receiver.receives(1).await;
+    assert!(received[0].text.contains("for ann alone"), "{}", received[0].text);
+
+    let second = bob.starts(bob.run_body(script().says("x"), hook("/second"))).await;
+    is_private(&ann).await;
+    ann.run_of_id(&second.id).is_cancelled("interrupt").await.ok();
+    let received = receiver.receives(2).await;
+    assert_eq!(received[1].path, "/second");
+    assert_eq!(received[1].body()["values"], json!({}));
+    assert!(!received[1].text.contains("for ann alone"), "{}", received[1].text);
 }
