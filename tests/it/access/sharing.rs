@@ -17,6 +17,7 @@ on_both_engines! {
     who_may_only_read_a_thread_answers_no_question_on_it,
     the_stream_of_a_thread_ends_when_it_is_shared_no_more,
     a_thread_that_is_shared_for_writing_is_continued_by_the_tenant,
+    a_thread_that_is_shared_for_writing_is_deleted_by_its_owner_only,
     a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more,
     a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else,
     a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run,
@@ -123,6 +124,32 @@ async fn a_thread_that_is_shared_for_writing_is_continued_by_the_tenant(server: 
     let stranger = beside(&keys, "root-of-other", &ann);
     let run = stranger.run_body(script().says("hi"), json!({}));
     stranger.client().post(&stranger.path("/runs"), run).await.refused(404);
+}
+
+async fn a_thread_that_is_shared_for_writing_is_deleted_by_its_owner_only(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "open").await;
+    let bob = beside(&keys, "bob", &ann);
+    bob.says(script().says("from bob")).await;
+    let client = bob.client();
+    client.delete(&bob.path("")).await.refused(404);
+    let run = &bob.runs().await[0];
+    let path = bob.path(&format!("/runs/{}", run["run_id"].as_str().expect("an id")));
+    client.delete(&path).await.refused(404);
+    let pruned = client.post("/threads/prune", json!({"thread_ids": [ann.thread]})).await;
+    assert_eq!(pruned.ok()["pruned_count"], 0);
+
+    let own = client.post("/assistants", json!({"graph_id": "agent"})).await.ok();
+    let id = own["assistant_id"].as_str().expect("an id");
+    let bob = Human::at(client.clone(), id, &ann.thread);
+    bob.says(script().says("by the assistant of bob")).await;
+    let path = format!("/assistants/{id}?delete_threads=true");
+    let deleted = bob.client().delete(&path).await;
+    assert!(deleted.status < 300, "{deleted:?}");
+    let said = ann.transcript().await;
+    assert_eq!(said.last().expect("a message"), "ai: by the assistant of bob");
+    let deleted = ann.client().delete(&ann.path("")).await;
+    assert!(deleted.status < 300, "{deleted:?}");
 }
 
 async fn a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more(server: TestServer) {
