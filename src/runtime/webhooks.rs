@@ -22,7 +22,7 @@ use crate::domain::Invalid;
 use crate::domain::access::{Action, Ownership};
 use crate::domain::backoff::Backoff;
 use crate::domain::checkpoint::Lane;
-use crate::domain::delivery::Delivery;
+use crate::domain::delivery::{Delivery, MASKED_ADDRESS, is_masked};
 use crate::domain::identity::Tenant;
 use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
@@ -146,7 +146,11 @@ impl Webhooks {
 
     /// Checks the webhook address of a request, if the request has one.
     pub(super) fn check(&self, request: &RunRequest) -> Result<(), Invalid> {
-        request.webhook().map_or(Ok(()), |url| self.check_address(url))
+        match request.webhook() {
+            Some(url) if is_masked(url) => Err(Invalid::new("webhook", MASKED_ADDRESS)),
+            Some(url) => self.check_address(url),
+            None => Ok(()),
+        }
     }
 
     /// Checks the address of a webhook.
