@@ -98,7 +98,7 @@ async fn an_address_is_shown_without_what_may_be_a_secret_in_it(server: TestServ
     assert_eq!(run.record().await["kwargs"]["webhook"], shown.as_str());
     let delivery = becomes(&server.client(), "delivered", 1).await;
     assert_eq!(delivery["url"], shown.as_str());
-    // What is shown is no address to which a report could be sent.
+    // No report could be sent to the address that is shown.
     let again = alice.run_body("hello", json!({"webhook": shown}));
     let refused = server.client().post(&alice.path("/runs"), again).await.refused(422);
     assert!(refused.starts_with("webhook: "), "{refused}");
