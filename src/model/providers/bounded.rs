@@ -80,7 +80,8 @@ impl std::error::Error for SizeExceeded {}
 fn into_rig_error(error: PieceError) -> Error {
     match error {
         PieceError::Silent(limit) => Error::instance(SizeExceeded::TimedOut(limit)),
-        PieceError::Broken(error) => Error::instance(error),
+        // Whoever runs an agent reads the text, and the address of a provider is none of theirs.
+        PieceError::Broken(error) => Error::instance(error.without_url()),
     }
 }
 
