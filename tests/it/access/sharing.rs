@@ -133,8 +133,8 @@ async fn a_thread_that_is_shared_for_writing_is_deleted_by_its_owner_only(server
     bob.says(script().says("from bob")).await;
     let client = bob.client();
     client.delete(&bob.path("")).await.refused(404);
-    let run = &bob.runs().await[0];
-    let path = bob.path(&format!("/runs/{}", run["run_id"].as_str().expect("an id")));
+    let runs = bob.runs().await;
+    let path = bob.path(&format!("/runs/{}", runs[0]["run_id"].as_str().expect("an id")));
     client.delete(&path).await.refused(404);
     let pruned = client.post("/threads/prune", json!({"thread_ids": [ann.thread]})).await;
     assert_eq!(pruned.ok()["pruned_count"], 0);
