@@ -454,16 +454,16 @@ pub(super) async fn decide_about_thread(
     Ok(decide_by(core, caller, action, &facts, ruling))
 }
 
-/// Returns whether the user for whom the server works may do one of these things to a thread now, by the roles of the request. A
-/// thread that is gone hides nothing any more.
+/// Returns whether the user for whom the server works may do one of these things to a resource now, by the roles of the request. A
+/// resource that is gone hides nothing any more.
 pub(super) async fn may_user(
     tx: &mut Tx<'_>,
     core: &Core,
     user: &RunCaller,
     actions: &[Action],
-    thread: ThreadId,
+    resource: ResourceRef,
 ) -> DbResult<bool> {
-    let facts = read_facts(tx, ResourceRef::Thread(thread), &WantedFacts::all()).await?;
+    let facts = read_facts(tx, resource, &WantedFacts::all()).await?;
     let user = user.to_restricted_identity();
     let may = |facts: &ResourceFacts| actions.iter().any(|action| decide(core, &user, *action, facts).is_ok());
     Ok(facts.as_ref().is_none_or(may))

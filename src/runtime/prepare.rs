@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::access;
 use super::background;
 use super::interrupts::{self, AnswerDelivery, Delivered, DeliveredEnd};
 use super::ledger::BudgetLedger;
 use super::quotas::RunAccount;
 use super::run_context::RunContext;
+use super::{ResourceRef, access};
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::LogEnd;
@@ -123,7 +123,8 @@ pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<F
         return Ok(Some(Failure::new("AnswerTooLateError", text)));
     }
     if may_begin_no_more(run_context).await? {
-        let text = "The user who has started this run may not start runs on the thread any more.";
+        let text = "The user who has started this run may not start it any more: the thread or the assistant is not shared \
+            with the user now, or a policy forbids the run.";
         return Ok(Some(Failure::new("PermissionError", text)));
     }
     if !interrupts::goes_around(&run.request) {
@@ -140,17 +141,22 @@ pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<F
     Ok(obstacle.map(|assigned| Failure::new("PermissionError", format!("the thread waits for an answer: {assigned}"))))
 }
 
-/// Returns whether a delayed run may begin no more: its thread is shared no more with its user, or a policy forbids the run.
+/// Returns whether a delayed run may begin no more: its thread or its assistant is shared no more with its user, or a policy forbids
+/// the run.
 async fn may_begin_no_more(run_context: &RunContext) -> DbResult<bool> {
     let RunContext { core, run, .. } = run_context;
     let is_delayed = run.due_at > run.created_at && run.attempt == 1 && run.request.background.is_none();
     let Some(user) = run.request.caller.clone().filter(|_| is_delayed) else {
         return Ok(false);
     };
-    let thread = run.thread;
+    let thread = ResourceRef::Thread(run.thread);
+    let assistant = ResourceRef::Assistant(run.assistant);
     let of_read = Arc::clone(core);
     let read = core.db.read(move |tx| {
-        Box::pin(async move { access::may_user(tx, &of_read, &user, &[Action::ThreadsCreateRun], thread).await })
+        Box::pin(async move {
+            let may_run = access::may_user(tx, &of_read, &user, &[Action::ThreadsCreateRun], thread).await?;
+            Ok(may_run && access::may_user(tx, &of_read, &user, &[Action::AssistantsRead], assistant).await?)
+        })
     });
     Ok(!read.await?)
 }

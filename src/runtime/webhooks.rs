@@ -15,8 +15,8 @@ use reqwest::{Client, StatusCode, redirect};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
 
-use super::access;
 use super::shared::Core;
+use super::{ResourceRef, access};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::access::{Action, Ownership};
@@ -259,8 +259,9 @@ pub(super) async fn store(tx: &mut Tx<'_>, core: &Core, run: &Run, report: &Deli
     const ACTIONS: [Action; 2] = [Action::ThreadsRead, Action::ThreadsCreateRun];
     // The thread of a background task belongs to the owner of the thread that started it.
     let user = run.request.caller.as_ref().filter(|_| run.request.background.is_none());
+    let thread = ResourceRef::Thread(run.thread);
     if let Some(user) = user
-        && !Box::pin(access::may_user(tx, core, user, &ACTIONS, run.thread)).await?
+        && !Box::pin(access::may_user(tx, core, user, &ACTIONS, thread)).await?
     {
         return db::deliveries::insert(tx, &without_values(report)).await;
     }
