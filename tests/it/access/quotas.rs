@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::Message;
 use super::tenants::values_of;
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
-use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgres, script};
+use crate::support::{TestServer, approval, eventually, lookup, mail, on_both_engines, on_postgres, script};
 
 on_both_engines! {
     a_user_with_too_many_requests_waits_and_others_do_not,
@@ -30,6 +30,7 @@ on_both_engines! {
     a_tenant_that_floods_the_queue_does_not_delay_another,
     a_run_with_a_higher_priority_is_next_in_its_tenant,
     only_developers_operators_and_admins_give_priorities,
+    a_copy_does_not_multiply_a_priority,
     the_owner_of_a_cron_with_a_priority_stops_it_and_gives_the_priority_to_nothing_else,
     the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills,
     sums_of_days_long_ago_are_deleted,
@@ -466,6 +467,33 @@ async fn a_run_with_a_higher_priority_is_next_in_its_tenant(server: TestServer) 
     server.tools.let_go("lookup");
     server.tools.called("lookup", 4).await;
     assert_eq!(queries(&server), ["at work", "urgent", "usual 1", "usual 2"]);
+}
+
+async fn a_copy_does_not_multiply_a_priority(server: TestServer) {
+    server
+        .is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n")
+        .await;
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let root = Human::at(keys.client("root"), "agent", &ann.thread);
+    let talk = script()
+        .calls(mail("m1", "x"))
+        .calls(lookup("l1", "of the copy"))
+        .says("done");
+    let urgent = root.starts(root.run_body(talk, json!({"priority": 5}))).await;
+    urgent.finishes().await;
+    let copy = ann.client().post(&ann.path("/copy"), json!({})).await.ok();
+    let copy = ann.on(copy["thread_id"].as_str().expect("an id"));
+    let question = copy.question().await;
+    server.tools.hold("lookup");
+    let other = Human::on_new_thread(keys.client("ann"), "agent").await;
+    other.starts(held("at work")).await;
+    server.tools.called("lookup", 1).await;
+    assert_eq!(keys.client("ann").post("/runs", held("usual")).await.status, 200);
+    copy.resolves(&question, approval()).await.ok();
+    server.tools.let_go("lookup");
+    server.tools.called("lookup", 3).await;
+    assert_eq!(queries(&server), ["at work", "usual", "of the copy"]);
 }
 
 async fn only_developers_operators_and_admins_give_priorities(server: TestServer) {
