@@ -69,7 +69,7 @@ pub struct SharingSections {
 pub struct SharingSection {
     /// The metadata of what everybody in the tenant may read.
     pub read: Option<Map<String, Value>>,
-    /// The metadata of what everybody in the tenant may read and change, and start runs on.
+    /// The metadata of what everybody in the tenant may read and change, but not delete, and start runs on.
     pub write: Option<Map<String, Value>>,
 }
 

@@ -8,6 +8,7 @@ use super::{Object, json};
 use crate::definition::{AgentDefinition, DefinitionVersion, Headers, StoredDiagnostic, Validated};
 use crate::domain::Invalid;
 use crate::domain::assistant::MAX_NAME_CHARS;
+use crate::domain::delivery::shown_address;
 use crate::domain::id::AssistantId;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
@@ -214,6 +215,9 @@ fn object(definition: &AgentDefinition) -> Object {
         .chain(shown.headers.0.values_mut())
     {
         Headers::MASK.clone_into(value);
+    }
+    for subagent in &mut shown.subagents {
+        subagent.webhook = subagent.webhook.as_deref().map(shown_address);
     }
     json(&shown).as_object().cloned().unwrap_or_default()
 }
