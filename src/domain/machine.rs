@@ -62,7 +62,8 @@ pub struct Position {
     /// before.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub outdated: BTreeSet<InterruptId>,
-    /// The number of questions that the current step has asked, from which their ids are derived.
+    /// The number of questions that were asked since the newest checkpoint, or since that at which the current step began. Their
+    /// ids are derived from it, so none is used twice: the row of an interrupt never gets another question.
     #[serde(default, skip_serializing_if = "stored::is_default")]
     pub questions: u32,
     /// The number of steps that this run has taken, including hooks.
@@ -520,7 +521,6 @@ impl Machine {
     fn clear_questions(&mut self) {
         self.position.asked.clear();
         self.position.outdated.clear();
-        self.position.questions = 0;
     }
 
     /// Raises interrupts. They replace the asker's earlier ones, unless they are about an unknown outcome. A call that
@@ -548,6 +548,7 @@ impl Machine {
                 asker: asker.clone(),
                 question: Arc::new(question),
                 answer: None,
+                is_inline: false,
             })
             .collect();
         self.position.questions += u32::try_from(interrupts.len()).unwrap_or(u32::MAX);
@@ -573,6 +574,10 @@ impl Machine {
         self.step = Some(step);
         self.position.copied = false;
         self.position.carried_from = None;
+        if self.position.asked.is_empty() {
+            // The tasks of the next step, and with them the ids of its interrupts, are others.
+            self.position.questions = 0;
+        }
         entry
     }
 
