@@ -62,7 +62,10 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
         for placed in batch {
             let mut packer = Packer::of_thread(tx, placed.thread).await?;
             let id = bound_id(placed.thread, placed.seq);
-            rows.push((placed, packer.encode(&cell(&id), &*questions::stored_fact(tx, placed.fact))?));
+            rows.push((
+                placed,
+                packer.encode(&cell(&id), &*questions::stored_fact(tx, placed.fact))?,
+            ));
             let referrer = BlobReferrer::Entry {
                 thread: placed.thread,
                 seq: placed.seq,

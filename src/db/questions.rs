@@ -1,5 +1,6 @@
 //! The questions of agents, each of which is stored once: in the row of its interrupt. Positions and events are stored with
-//! their interrupts, but without the questions, which are put back when they are read.
+//! their interrupts, but without the questions. These are put back when a position is read to continue from it, and when events
+//! are read. Histories show the interrupts of their checkpoints from the rows.
 //!
 //! A server of the former release reads only positions and events with their questions, so they are stored with them until an
 //! [`upgrade`](super::upgrade) is finished. Such texts are read at any time. A question that was read together with its position
@@ -89,27 +90,23 @@ pub(super) async fn put_back_at(tx: &mut Tx<'_>, thread: ThreadId, position: &mu
 ///
 /// # Errors
 /// [`DbError::Sealed`](super::DbError::Sealed) when this server does not have the key of a question, and errors of the database.
-pub(super) async fn put_back(tx: &mut Tx<'_>, thread: ThreadId, mut interrupts: Vec<&mut Interrupt>) -> DbResult<()> {
-    interrupts.retain(|asked| asked.lacks_question());
-    if interrupts.is_empty() {
-        return Ok(());
-    }
+pub(super) async fn put_back(tx: &mut Tx<'_>, thread: ThreadId, mut lacking: Vec<&mut Interrupt>) -> DbResult<()> {
+    lacking.retain(|asked| asked.lacks_question());
     let mut unknown = BTreeSet::new();
-    for asked in &mut interrupts {
-        match tx.questions.0.get(&(thread, asked.id.clone())) {
-            Some(question) => asked.question = Arc::clone(question),
-            None => {
-                unknown.insert(asked.id.0.clone());
-            }
+    for asked in &mut lacking {
+        if let Some(question) = tx.questions.0.get(&(thread, asked.id.clone())) {
+            asked.question = Arc::clone(question);
+        } else {
+            unknown.insert(asked.id.0.clone());
         }
     }
     if unknown.is_empty() {
         return Ok(());
     }
-    // They are not kept: a long history has many.
+    // They are not kept: a long log has many.
     let found = interrupts::questions(tx, thread, unknown).await?;
-    for asked in interrupts {
-        if let Some(question) = found.get(&asked.id).filter(|_| asked.lacks_question()) {
+    for asked in lacking {
+        if let Some(question) = found.get(&asked.id) {
             asked.question = Arc::clone(question);
         }
     }

@@ -16,7 +16,7 @@ use crate::db::fold::StateFold;
 use crate::db::json::ColumnRef;
 use crate::db::row::from_row;
 use crate::db::statement::LaterRows;
-use crate::db::{DbResult, Tx, questions};
+use crate::db::{DbResult, Tx};
 use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::Position;
@@ -333,16 +333,8 @@ from_row! {
 }
 
 impl CheckpointRow {
-    /// Reads the checkpoint, whose blobs are restored, with an empty state. The questions of its interrupts are read with it
-    /// alone, so that those of a long history are not in memory together.
-    async fn read(self, tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Checkpoint> {
-        let mut checkpoint = self.decode(thread)?;
-        questions::put_back_at(tx, thread, &mut checkpoint.position).await?;
-        Ok(checkpoint)
-    }
-
     /// Decodes the checkpoint, with an empty state.
-    fn decode(self, thread: ThreadId) -> DbResult<Checkpoint> {
+    fn read(self, thread: ThreadId) -> DbResult<Checkpoint> {
         let summary = self.summary;
         let position: Position = cell("position", &summary.checkpoint_id).decode(&self.position)?;
         let entry = Entry::try_from(EntryColumns {
@@ -400,7 +392,7 @@ pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) ->
         return Ok(None);
     };
     restore(tx, thread, std::slice::from_mut(&mut row)).await?;
-    let mut found = row.read(tx, thread).await?;
+    let mut found = row.read(thread)?;
     found.state = State::clone(&*state_at(tx, thread, found.lane, checkpoint).await?);
     Ok(Some(found))
 }
@@ -477,7 +469,7 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
         rest = &rest[chunk_len(rest)..];
         restore(tx, span.thread, &mut rows).await?;
         for row in rows {
-            let mut checkpoint = row.read(tx, span.thread).await?;
+            let mut checkpoint = row.read(span.thread)?;
             visitor.step(&checkpoint);
             let id = checkpoint.entry.id;
             if !with_states {
@@ -520,7 +512,7 @@ async fn visit_row<V: Visit>(
     visitor: &mut V,
 ) -> DbResult<()> {
     restore(tx, thread, std::slice::from_mut(&mut row)).await?;
-    let checkpoint = row.read(tx, thread).await?;
+    let checkpoint = row.read(thread)?;
     visitor.step(&checkpoint);
     if with_states {
         let state = state_at(tx, thread, checkpoint.lane, checkpoint.entry.id).await?;
