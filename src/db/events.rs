@@ -13,6 +13,7 @@ use super::{DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::interrupt::Interrupt;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "events";
@@ -258,7 +259,7 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         log.push(row.read(thread)?);
     }
     log.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    let mut asked = vec![];
+    let mut asked: Vec<&mut Interrupt> = vec![];
     for logged in &mut log {
         if let Logged::Fact(Fact::Asked { interrupts, .. }) = &mut logged.what {
             asked.extend(interrupts);

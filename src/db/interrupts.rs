@@ -180,8 +180,8 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
     encoded.transpose()
 }
 
-/// Stores an interrupt. An interrupt that is raised again, as when a client resumes from the checkpoint before it,
-/// replaces the earlier interrupt and its answer. [`restore`] brings the earlier one back.
+/// Stores an interrupt. One with the id of an earlier interrupt, as servers of the former release may raise it after a jump,
+/// replaces that interrupt and its answer. [`restore`] brings the earlier one back.
 ///
 /// # Errors
 /// [`DbError::Conflict`] when the thread was deleted: by the end of the transaction, see
