@@ -19,8 +19,7 @@ use uuid::Uuid;
 pub use load::history;
 pub use load::{
     CheckpointSummary, HistoryQuery, LaterNewest, LaterSummary, NewestCheckpoint, Span, Visit, get, load_state,
-    load_summaries, load_summary, newest_later, newest_state, newest_summary, newest_summary_later, next_after,
-    shared_state, walk,
+    load_summaries, load_summary, newest_later, newest_state, newest_summary, newest_summary_later, next_after, walk,
 };
 pub use machine::{
     input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,

@@ -198,10 +198,8 @@ impl Machine {
         writes: Vec<Update>,
     ) -> Entry {
         let base = self.step_base().checkpoint();
-        let questions = self.position.questions;
         let entry = self.append_entry(id, source, node, writes);
         self.position.carried_from = base;
-        self.position.questions = questions;
         Entry {
             carried_from: base,
             ..entry
