@@ -103,8 +103,8 @@ pub(super) async fn put_back(tx: &mut Tx<'_>, thread: ThreadId, mut lacking: Vec
     if unknown.is_empty() {
         return Ok(());
     }
-    // They are not kept: a long log has many.
-    let found = interrupts::questions(tx, thread, unknown).await?;
+    // They are not kept: a long log has many. In a box, since most positions have none, and every reader would be larger.
+    let found = Box::pin(interrupts::questions(tx, thread, unknown)).await?;
     for asked in lacking {
         if let Some(question) = found.get(&asked.id) {
             asked.question = Arc::clone(question);
