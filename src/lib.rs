@@ -123,7 +123,7 @@
 //! | the streams of LangGraph, old and new | `http/stream/v1`, `http/stream/v2` |
 //! | the requests and responses of LangGraph | `http/wire` |
 //! | other servers that speak LangGraph's wire | `peer/responses.rs` |
-//! | rows of the former release, and rows that it has to read | `db/short_form.rs`, `db/upgrade.rs`, `definition/record.rs` |
+//! | rows of the former release, and rows that it has to read | `db/short_form.rs`, `db/questions.rs`, `db/upgrade.rs`, `definition/record.rs` |
 //!
 //! # How to add …
 //!

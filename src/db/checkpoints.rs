@@ -19,8 +19,7 @@ use uuid::Uuid;
 pub use load::history;
 pub use load::{
     CheckpointSummary, HistoryQuery, LaterNewest, LaterSummary, NewestCheckpoint, Span, Visit, get, load_state,
-    load_summaries, load_summary, newest_later, newest_state, newest_summary, newest_summary_later, next_after,
-    shared_state, walk,
+    load_summaries, load_summary, newest_later, newest_state, newest_summary, newest_summary_later, next_after, walk,
 };
 pub use machine::{
     input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
@@ -32,7 +31,7 @@ use super::error::corrupt;
 use super::json::ColumnRef;
 use super::row::from_row;
 use super::statement::LaterRows;
-use super::{DbError, DbResult, Tx};
+use super::{DbError, DbResult, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::{Phase, Position};
@@ -197,7 +196,9 @@ pub(super) async fn insert_begun(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>], 
                 true => BEGIN,
                 false => placed.entry.source.word(),
             };
-            rows.push(NewRow::new(placed, segment, source, &mut packer)?);
+            let position = questions::stored_position(tx, placed.position);
+            rows.push(NewRow::new(placed, segment, source, &position, &mut packer)?);
+            drop(position);
             let referrer = BlobReferrer::Entry {
                 thread: placed.thread,
                 seq: placed.seq,
@@ -246,7 +247,14 @@ struct NewRow<'a> {
 }
 
 impl<'a> NewRow<'a> {
-    fn new(placed: &'a NewCheckpoint<'a>, segment: i64, source: &'static str, packer: &mut Packer) -> DbResult<Self> {
+    /// Encodes a checkpoint with its position as it is stored.
+    fn new(
+        placed: &'a NewCheckpoint<'a>,
+        segment: i64,
+        source: &'static str,
+        position: &Position,
+        packer: &mut Packer,
+    ) -> DbResult<Self> {
         let entry = placed.entry;
         let at = |column| cell(column, &entry.id.0);
         let shown = if entry.logged_writes.is_empty() {
@@ -260,7 +268,7 @@ impl<'a> NewRow<'a> {
             source,
             writes: packer.encode(&at("writes"), &StoredWrites(&entry.writes))?,
             shown,
-            position: packer.encode(&at("position"), placed.position)?,
+            position: packer.encode(&at("position"), position)?,
         })
     }
 }
@@ -313,7 +321,9 @@ pub async fn set_position(
         touched_by = case when run_id is distinct from $3 then $3 else touched_by end where checkpoint_id = $1 and thread_id = $4";
     const SEQ: &str = "select seq from checkpoints where checkpoint_id = $1 and thread_id = $2";
     let mut packer = Packer::of_thread(tx, thread).await?;
-    let position = packer.encode(&cell("position", &checkpoint.0), position)?;
+    let stored = questions::stored_position(tx, position);
+    let position = packer.encode(&cell("position", &checkpoint.0), &*stored)?;
+    drop(stored);
     if packer.has_blobs() {
         let seq: Option<i64> = on_engine!(tx, |conn| query_scalar(SEQ)
             .bind(checkpoint.0)
@@ -376,7 +386,9 @@ impl HeadRow {
             text: &mut self.position,
         };
         blobs::restore(tx, thread, vec![position]).await?;
-        self.try_into()
+        let mut head: Head = self.try_into()?;
+        questions::put_back_at(tx, thread, &mut head.position).await?;
+        Ok(head)
     }
 }
 

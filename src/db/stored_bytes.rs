@@ -1,5 +1,5 @@
-//! The sizes of what owners store. They are measured from time to time and not with each write. The checkpoints and
-//! events of a thread that were measured before are not read again.
+//! The sizes of what owners store. They are measured from time to time and not with each write. The checkpoints, events and
+//! interrupts of a thread that were measured before are not read again.
 
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as};
@@ -46,12 +46,16 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
         from checkpoints where thread_id = $1 and seq > $2";
     const EVENTS: &str = "select cast(coalesce(sum(octet_length(body)), 0) as bigint), coalesce(max(seq), 0) \
         from events where thread_id = $1 and seq > $2";
+    // The numbers of interrupts are those of events, and in a copy the one that follows.
+    const INTERRUPTS: &str = "select cast(coalesce(sum(octet_length(interrupt)), 0) as bigint), cast(0 as bigint) \
+        from interrupts where thread_id = $1 and seq > $2";
     const SQLITE: &[&str] = &[
         concatcp!(CHECKPOINTS, OF_MAIN_AGENTS),
         concatcp!(CHECKPOINTS, OF_SUBAGENTS),
         EVENTS,
+        INTERRUPTS,
     ];
-    const POSTGRES: &[&str] = &[CHECKPOINTS, EVENTS];
+    const POSTGRES: &[&str] = &[CHECKPOINTS, EVENTS, INTERRUPTS];
     const STORE: &str = "insert into thread_bytes (thread_id, tenant, owner, bytes, seq, measured_at) \
         select thread_id, tenant, owner, $2, $3, $4 from threads where thread_id = $1 \
         on conflict (thread_id) do update set bytes = excluded.bytes, seq = excluded.seq, \

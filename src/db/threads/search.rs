@@ -722,10 +722,8 @@ async fn contains(state: Arc<State>, wanted: &MetadataFilter) -> DbResult<bool> 
 
 /// Returns the main agent's newest state.
 async fn state_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Arc<State>> {
-    match checkpoints::head(tx, thread, Lane::Main).await? {
-        Some(head) => checkpoints::shared_state(tx, thread, Lane::Main, &head).await,
-        None => Ok(Arc::default()),
-    }
+    let found = checkpoints::newest_state(tx, thread, Lane::Main).await?;
+    Ok(found.unwrap_or_default())
 }
 
 #[cfg(test)]
