@@ -168,13 +168,15 @@ pub(super) async fn delete(context: &FileContext<'_>, args: Delete) -> Result<Fi
     for file in &found.paths {
         context.rules.check(FileOperation::Write, file)?;
     }
-    seen::check_deletion(context, &path).await?;
+    let before = seen::check_deletion(context, &path).await?;
     let mut known = Update::none();
     for file in &found.paths {
         known.merge(seen::record(context, file, None));
     }
-    let deleted = context.workspace.delete(context.access(), &path, found.paths).await?;
-    let Some(mut writes) = deleted else {
+    let deleted = context
+        .workspace
+        .delete(context.access(), &path, found.paths, before.as_deref());
+    let Some(mut writes) = deleted.await? else {
         return Err(format!("Error: File '{path}' not found"));
     };
     writes.merge(known);
