@@ -139,8 +139,8 @@ struct CallPlace {
     at: usize,
 }
 
-/// Returns the indexes of the results in a conversation, with the places of their calls: the nearest ones before them, since
-/// ids may be used again.
+/// Returns the indexes of the results in a conversation, with the places of their calls: the nearest ones before them,
+/// since ids may be used again.
 fn results_with_calls(messages: &[Arc<Message>]) -> Vec<(usize, Option<CallPlace>)> {
     let mut calls: BTreeMap<&str, CallPlace> = BTreeMap::new();
     let mut results = vec![];
@@ -158,7 +158,8 @@ fn results_with_calls(messages: &[Arc<Message>]) -> Vec<(usize, Option<CallPlace
     results
 }
 
-/// Replaces the content of a result, unless that makes it no shorter. Returns the number of tokens by which it is shorter.
+/// Replaces the content of a result, unless that makes it no shorter. Returns the number of tokens by which it is
+/// shorter.
 fn without_content(result: &mut Arc<Message>) -> u64 {
     let shorter = Message {
         content: Content::Text(PLACEHOLDER.to_owned()),
@@ -171,8 +172,8 @@ fn without_content(result: &mut Arc<Message>) -> u64 {
     cleared
 }
 
-/// Removes the arguments of one call of a message, unless that makes it no shorter. Returns the number of tokens by which it
-/// is shorter.
+/// Removes the arguments of one call of a message, unless that makes it no shorter. Returns the number of tokens by
+/// which it is shorter.
 fn without_arguments(message: &mut Arc<Message>, at: usize) -> u64 {
     let cleared = call_at(message, at).map_or(0, tokens_of_arguments);
     if cleared > 0

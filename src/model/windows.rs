@@ -1,7 +1,7 @@
 //! The context windows of well-known models.
 //!
 //! The numbers are those that the providers publish for the input of a request. A model that is not listed has none:
-//! the configuration can give it one. A later version of a listed model is another model, whose window nobody knows here.
+//! the configuration can give it one. A later version of a listed model is another model, whose window is not known.
 
 /// The window that is assumed of a model whose window is not known, in tokens.
 pub const ASSUMED: u64 = 200_000;

@@ -99,7 +99,7 @@ await play(async (tab) => {
   await ask("POST", `${runs}/${working.run_id}/cancel`, {});
   await tab.sees("echo: the next one");
 
-  // It does so after a reload, too, and with others in their order.
+  // Several do so in their order, also after a reload.
   await tab.until("the run is over", () => document.querySelector(".thread-head .status")?.dataset.status === "idle");
   await send(endless("again and again"));
   await page.locator(".streaming").getByText("again and again").waitFor();

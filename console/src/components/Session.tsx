@@ -48,7 +48,7 @@ async function cancelRuns(threadId: string): Promise<void> {
   }
 }
 
-/** What is sent to say something. */
+/** Returns the input of a run that says something. */
 function saying(text: string) {
   return { messages: [{ type: "human", content: text }] };
 }
@@ -124,7 +124,7 @@ function Connected({ threadId, assistantId, first, onFirst, children, onForeignR
     onFirst?.();
   }, [first, onFirst, stream, handle]);
 
-  // What waited before a reload, or before the hook began anew, waits again.
+  // Messages that waited before a reload, or before the hook began anew, wait again.
   const isRestored = useRef(false);
   useEffect(() => {
     if (isRestored.current || stream.isThreadLoading || !handle) return;

@@ -1,8 +1,8 @@
 //! Finds personal data of one kind in a text.
 //!
 //! Each search for a pattern runs in time linear to the text. A candidate that a pattern finds is checked where a pattern
-//! cannot say all: the check digit of a card, the parts of an address. Such a candidate is short, so that many which are none
-//! cost no more than the text is long; of an address in the web only the beginning is looked for.
+//! cannot say all: the check digit of a card, the parts of an address. Such candidates are short: many of them that are
+//! refused cost time linear to the text, too. For the same reason only the beginning of a URL is searched.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
