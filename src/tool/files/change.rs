@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{FileContext, FileQuery, FileResult, file_path, normalise, seen, text};
+use super::{FileContext, FileQuery, FileResult, SearchStop, file_path, normalise, seen, text};
 use crate::definition::FileOperation;
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File, Update};
@@ -160,9 +160,13 @@ pub(super) async fn delete(context: &FileContext<'_>, args: Delete) -> Result<Fi
         .workspace
         .paths(context.access(), &FileQuery::complete(&path))
         .await?;
-    if found.stop.is_some() {
+    if let Some(stop) = found.stop {
+        let why = match stop {
+            SearchStop::Time => "takes too long to be listed",
+            SearchStop::Results | SearchStop::Files => "has too many files to be deleted at once",
+        };
         return Err(format!(
-            "Error: '{path}' has too many files to be deleted at once. Nothing was deleted. Delete parts of it."
+            "Error: '{path}' {why}. Nothing was deleted. Delete parts of it."
         ));
     }
     for file in &found.paths {
