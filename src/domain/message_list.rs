@@ -18,6 +18,7 @@ use uuid::fmt::Hyphenated;
 use super::deflated::Deflated;
 use super::media::{media_kind, placeholder};
 use super::message::{Content, Message, REMOVE_ALL, Role};
+use super::message_index::MessageIndex;
 use super::size;
 use super::stored::MessagesWithIds;
 
@@ -26,6 +27,8 @@ use super::stored::MessagesWithIds;
 const LEAST_COMPRESSED: usize = 128;
 /// The number of the newest messages that are never compressed: who looks for the last turns finds them here.
 const NEVER_COMPRESSED: usize = 64;
+/// The number of changes from which an index of the messages costs less than to search for each.
+const LEAST_INDEXED: usize = 32;
 /// The size from which media leave the state, in bytes, see [`size::of_value`]. Less, such as an address, is hardly larger
 /// than the text in its place.
 const LEAST_MEDIA: usize = 1024;
@@ -190,6 +193,18 @@ impl MessageList {
         match same {
             Some(at) => self.replace_recent(at, Arc::clone(message)),
             None => self.recent.push(Arc::clone(message)),
+        }
+    }
+
+    /// Does [`MessageList::put`] with each of these messages.
+    pub fn put_all(&mut self, messages: &[Arc<Message>]) {
+        if messages.len() < LEAST_INDEXED {
+            messages.iter().for_each(|message| self.put(message));
+            return;
+        }
+        let mut index = MessageIndex::default();
+        for message in messages {
+            index.put(self, Arc::clone(message));
         }
     }
 

@@ -47,6 +47,7 @@ pub mod machine;
 pub mod mcp_login;
 pub mod media;
 pub mod message;
+pub mod message_index;
 pub mod message_list;
 pub mod metadata;
 pub mod name_patterns;

@@ -343,9 +343,7 @@ impl State {
 
     /// Applies `update` to the state.
     pub fn apply(&mut self, update: &Update) {
-        for message in &update.messages {
-            self.messages.put(message);
-        }
+        self.messages.put_all(&update.messages);
         for (path, file) in &update.files {
             match file {
                 Some(file) => self.files.insert(path.clone(), Arc::clone(file)),

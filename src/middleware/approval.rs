@@ -4,7 +4,7 @@
 //! answer wait as well. With [`InterruptMode::PerCall`] each call is asked about when it would start, and the others
 //! run. The question depends on the state alone, so a repeated question is the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -383,9 +383,10 @@ impl Middleware for Approval {
 /// whose calls had the same ids.
 fn proposed_calls(state: &State) -> Vec<ToolCall> {
     let open = open_calls(state);
+    let open: BTreeSet<&str> = open.iter().map(|call| call.id.as_str()).collect();
     let made = state.last_ai().map(|answer| answer.tool_calls()).unwrap_or_default();
     made.iter()
-        .filter(|call| open.iter().any(|other| other.id == call.id))
+        .filter(|call| open.contains(call.id.as_str()))
         .cloned()
         .collect()
 }

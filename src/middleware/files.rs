@@ -151,16 +151,14 @@ fn chars(tokens: u32) -> usize {
 /// Returns the reason why `call` must not run: an earlier call of its message changes the same file.
 fn collision(call: &ToolCall, state: &State) -> Option<String> {
     let path = changed_path(call)?;
-    let first = open_calls(state)
-        .into_iter()
-        .find(|other| changed_path(other).as_ref() == Some(&path))?;
-    (first.id != call.id).then(|| {
-        format!(
-            "Error: another call of the same message ({}) changes '{path}'. Only the first one runs; look at its result \
-             and then make this call again if it is still needed.",
-            first.name
-        )
-    })
+    let calls = open_calls(state);
+    let mut earlier = calls.iter().take_while(|other| other.id != call.id);
+    let first = earlier.find(|other| changed_path(other).as_ref() == Some(&path))?;
+    Some(format!(
+        "Error: another call of the same message ({}) changes '{path}'. Only the first one runs; look at its result \
+         and then make this call again if it is still needed.",
+        first.name
+    ))
 }
 
 /// Moves the texts of an answer that are too long into files, and replaces them by notices.

@@ -5,6 +5,7 @@
 //! failures the run ends. All of this is derived from the messages, so it survives a restart.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -104,11 +105,10 @@ fn last_turns(messages: &MessageList, count: usize) -> Cow<'_, [Arc<Message>]> {
 
 /// Returns the tool of a call that failed in each of the last `times` answers of the model.
 fn repeated(messages: &[Arc<Message>], times: usize) -> Option<&str> {
-    let newest = turns(messages).next()?;
-    let calls = newest.answer.tool_calls().iter();
-    let repeated = calls
-        .filter(|call| newest.fails(call))
-        .find(|call| turns(messages).take(times).filter(|turn| turn.fails(call)).count() == times);
+    let latest: Vec<Turn<'_>> = turns(messages).take(times).collect();
+    let newest = latest.first().filter(|_| latest.len() == times)?;
+    let mut calls = newest.answer.tool_calls().iter();
+    let repeated = calls.find(|call| latest.iter().all(|turn| turn.fails(call)));
     if let Some(call) = repeated {
         return Some(&call.name);
     }
@@ -118,15 +118,16 @@ fn repeated(messages: &[Arc<Message>], times: usize) -> Option<&str> {
             let mut calls = turn.answer.invalid_tool_calls().iter();
             calls.any(|other| other.name == call.name && other.args == call.args)
         };
-        turns(messages).take(times).filter(same).count() == times
+        latest.iter().all(same)
     });
     unreadable.map(|call| call.name.as_deref().unwrap_or_default())
 }
 
-/// An answer of the model and the messages up to the next one.
+/// An answer of the model, with what is known from the messages up to the next one.
 struct Turn<'a> {
     answer: &'a Message,
-    results: &'a [Arc<Message>],
+    /// The ids of the calls that have failed.
+    failed: HashSet<&'a str>,
 }
 
 impl Turn<'_> {
@@ -136,12 +137,8 @@ impl Turn<'_> {
 
     /// Returns whether the turn made the same call and it failed.
     fn fails(&self, call: &ToolCall) -> bool {
-        let same = |other: &&ToolCall| other.name == call.name && other.args == call.args;
-        let failed = |other: &ToolCall| {
-            let mut results = self.results.iter();
-            results.any(|message| message.answers() == Some(other.id.as_str()) && is_error(message))
-        };
-        self.answer.tool_calls().iter().filter(same).any(failed)
+        let mut calls = self.answer.tool_calls().iter();
+        calls.any(|other| self.failed.contains(other.id.as_str()) && other.name == call.name && other.args == call.args)
     }
 }
 
@@ -154,9 +151,10 @@ fn turns(messages: &[Arc<Message>]) -> impl Iterator<Item = Turn<'_>> {
             .iter()
             .rposition(|message| message.is_ai() || matches!(message.role, Role::Human))?;
         let answer = messages.get(at).filter(|message| message.is_ai())?;
-        let results = earlier.get(at + 1..)?;
+        let failures = earlier.get(at + 1..)?.iter().filter(|message| is_error(message));
+        let failed = failures.filter_map(|message| message.answers()).collect();
         end = at;
-        Some(Turn { answer, results })
+        Some(Turn { answer, failed })
     })
 }
 
@@ -172,6 +170,8 @@ fn is_error(message: &Message) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -258,6 +258,20 @@ mod tests {
         };
         let messages: Vec<Arc<Message>> = (0..6).flat_map(mixed).collect();
         assert_eq!(repeated(&messages, 6), Some("read"));
+    }
+
+    #[test]
+    fn answers_with_thousands_of_calls_are_compared_in_time() {
+        let many = |turn_number: usize| {
+            let calls: Vec<_> = (0..2_000)
+                .map(|at| (call(&format!("{turn_number} {at}"), "/a"), ToolStatus::Success))
+                .collect();
+            turn(&calls)
+        };
+        let messages: Vec<Arc<Message>> = (0..6).flat_map(many).collect();
+        let begun = Instant::now();
+        assert_eq!(repeated(&messages, 6), None);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 import { Client } from "@langchain/langgraph-sdk";
 import { useSyncExternalStore } from "react";
 
+import { forgetQueuedTexts } from "../lib/queued";
+
 const KEY = "adjutant.api-key";
 const listeners = new Set<() => void>();
 let isRefused = false;
@@ -32,6 +34,7 @@ export function signIn(key: string): void {
 
 export function signOut(): void {
   sessionStorage.removeItem(KEY);
+  forgetQueuedTexts();
   isRefused = true;
   changed();
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::definition::{ContextLength, ContextTrigger, SummarizationSettings};
 use crate::domain::json_size::json_size;
-use crate::domain::message::{Content, Message, Role};
+use crate::domain::message::{Content, Message, Role, ToolCall};
 use crate::middleware::MiddlewareModel;
 use crate::model::{ModelRequest, ToolSpec, windows};
 
@@ -176,15 +176,19 @@ pub(in crate::middleware) fn tokens_of_message(message: &Message) -> u64 {
             }
         }),
     };
-    let calls: u64 = message
-        .tool_calls()
-        .iter()
-        .map(|call| {
-            let args = call.args.iter();
-            length(&call.name) + args.map(|(name, value)| length(name) + bytes_of(value)).sum::<u64>()
-        })
-        .sum();
+    let calls = message.tool_calls().iter();
+    let calls: u64 = calls.map(|call| length(&call.name) + bytes_of_arguments(call)).sum();
     (bytes + calls + MESSAGE_BYTES) / BYTES_PER_TOKEN + blocks
+}
+
+/// Returns the estimated number of tokens of the arguments of a call.
+pub(in crate::middleware) fn tokens_of_arguments(call: &ToolCall) -> u64 {
+    bytes_of_arguments(call) / BYTES_PER_TOKEN
+}
+
+fn bytes_of_arguments(call: &ToolCall) -> u64 {
+    let args = call.args.iter();
+    args.map(|(name, value)| length(name) + bytes_of(value)).sum()
 }
 
 fn length(text: &str) -> u64 {

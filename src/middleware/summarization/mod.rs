@@ -5,7 +5,7 @@
 //! written together with the answer to the request for which the conversation was compacted: after a crash before that, the
 //! whole step is repeated. A *compaction* is the making of a summary, and the event of the log that says what it stands for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -25,8 +25,8 @@ use crate::domain::summarization::{
 use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
 use cut::{KeptPart, cut};
-pub(super) use length::tokens_of_message;
 use length::{Lengths, ToolTokens};
+pub(super) use length::{tokens_of_arguments, tokens_of_message};
 use tool::CompactConversation;
 
 mod cut;
@@ -435,11 +435,9 @@ impl Summarization {
         event.last_message_id = older.last().and_then(|message| message.id.clone());
         event.summary_message = Some(message);
         event.file_path = path;
-        let is_after = |id: &String| {
-            let after = conversation.messages[range.end..].iter();
-            after.into_iter().any(|message| message.id.as_ref() == Some(id))
-        };
-        event.shortened.retain(|id, _| is_after(id));
+        let after = conversation.messages[range.end..].iter();
+        let after: BTreeSet<&String> = after.filter_map(|message| message.id.as_ref()).collect();
+        event.shortened.retain(|id, _| after.contains(id));
         room::leave(event, conversation, range.end, &compaction.files);
     }
 
