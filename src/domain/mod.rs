@@ -76,6 +76,7 @@ pub mod summarization;
 pub mod tenant;
 pub mod tenant_agents;
 pub mod text_edit;
+pub mod text_limits;
 pub mod thread;
 pub mod time;
 pub mod trace;

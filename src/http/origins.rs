@@ -15,6 +15,7 @@ use url::{Host, Url};
 use super::error::ApiError;
 use crate::domain::identity::Tenant;
 use crate::domain::tenant::{TenantSettings, Tenants};
+use crate::domain::text_limits::first_chars;
 
 /// The word in `cors_origins` for all pages of this machine, on any port.
 pub const LOOPBACK: &str = "loopback";
@@ -326,10 +327,7 @@ fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, A
 
 /// A part of a header as an error repeats it.
 fn shorten(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes)
-        .chars()
-        .take(MAX_REPEATED_CHARS)
-        .collect()
+    first_chars(&String::from_utf8_lossy(bytes), MAX_REPEATED_CHARS).to_owned()
 }
 
 #[cfg(test)]
