@@ -76,7 +76,7 @@ pub use configurable::Configurable;
 pub use diagnostic::{Diagnostic, FieldPath, Segment, Severity, nearest, suggestion};
 pub use execute::{CommandEnvironment, CommandNetwork, ExecuteRule, ExecuteSettings, Isolation};
 pub use general_purpose::{GENERAL_PURPOSE, GeneralPurpose};
-pub use headers::{check_headers, is_reserved_header};
+pub use headers::{check_headers, header_name_problem};
 pub use inherit::{Inherit, InheritedPolicies};
 pub use model_names::{MAX_MODEL_NAMES, ModelNames};
 pub use model_settings::{is_about_answers, is_structural_setting};
