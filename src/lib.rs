@@ -148,8 +148,8 @@
 //! **a provider** of a known protocol: its row in `definition/provider.rs`, `docs/models.md`, `docs/settings.md` anew, a
 //! test; `openrouter` is one. A new protocol needs its arms in `model/providers/` besides.
 //!
-//! **a kind of job**: its row in `domain/job.rs`, its line in `runtime/jobs/mod.rs`, and its file beside that;
-//! `sweep_deliveries.rs` is one.
+//! **a kind of job**: its row in `domain/job.rs`, its lines in `runtime/jobs/mod.rs` (the module, the handler, and `PERIODIC`
+//! if it repeats for ever), and its file beside that; `sweep_deliveries.rs` is one.
 //!
 //! **an endpoint**: the shapes in `http/wire/`, the handler in the file of its resource, its line in the route table of
 //! [`http`], its rule in `http/access/rules.rs`, a test in `tests/it/api`, its callers in `tests/it/access/matrix.rs`, and
