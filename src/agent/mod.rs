@@ -58,6 +58,7 @@ mod hook_calls;
 pub mod journal;
 mod program;
 mod progress;
+mod subagent;
 pub mod subagent_registry;
 mod trace;
 mod waiting;
