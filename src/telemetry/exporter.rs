@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use opentelemetry_proto::tonic::resource::v1::Resource;
-use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER, USER_AGENT};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, USER_AGENT};
 use reqwest::{Client, Response, StatusCode, Url};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
@@ -175,14 +175,10 @@ impl Exporter {
         if status.is_success() {
             return Ok(self.encoding.rejected(&read(response).await));
         }
-        let wait = response
-            .headers()
-            .get(RETRY_AFTER)
-            .and_then(|value| value.to_str().ok());
         Err(Undelivered {
             reason: format!("the collector answered with status {}", status.as_u16()),
             may_retry: RETRYABLE.contains(&status),
-            wait: wait.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs),
+            wait: net::retry_after(response.headers()),
         })
     }
 }
