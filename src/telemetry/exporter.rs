@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, USER_AGENT};
-use reqwest::{Client, Response, StatusCode, Url};
+use reqwest::{Client, StatusCode, Url};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
@@ -173,7 +173,8 @@ impl Exporter {
         })?;
         let status = response.status();
         if status.is_success() {
-            return Ok(self.encoding.rejected(&read(response).await));
+            let body = net::read_bounded(response, MAX_RESPONSE_BYTES).await;
+            return Ok(self.encoding.rejected(&body.unwrap_or_default()));
         }
         Err(Undelivered {
             reason: format!("the collector answered with status {}", status.as_u16()),
@@ -181,16 +182,4 @@ impl Exporter {
             wait: net::retry_after(response.headers()),
         })
     }
-}
-
-/// Reads a response up to a limit. What is not read is ignored.
-async fn read(mut response: Response) -> Vec<u8> {
-    let mut body = Vec::new();
-    while let Ok(Some(chunk)) = response.chunk().await {
-        body.extend_from_slice(&chunk);
-        if body.len() > MAX_RESPONSE_BYTES {
-            return vec![];
-        }
-    }
-    body
 }
