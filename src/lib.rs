@@ -117,11 +117,12 @@
 //! |---|---|
 //! | the forms of messages, files and updates that LangChain's clients send | [`domain::input`] |
 //! | LangGraph's `configurable` beside the `context` | [`domain::run_config`] |
-//! | former keys of definitions, and the dialects of the `task` tool | [`definition::compat`] |
+//! | former keys of definitions, and the dialects of the `task` tool | [`definition::compat`]; their texts are in `middleware/delegation/wording.rs` |
+//! | the user, as LangGraph's authentication hands it to agents, and the answer of the hook | `domain/run.rs`, `auth/hook.rs` |
 //! | a second word for a value, such as `ask` for `interrupt` | `alias` of serde at the value |
 //! | agents in folders of other systems | `config/folder/compat` |
 //! | the streams of LangGraph, old and new | `http/stream/v1`, `http/stream/v2` |
-//! | the requests and responses of LangGraph | `http/wire` |
+//! | the requests and responses of LangGraph | `http/wire`; information and metrics: `http/system.rs` |
 //! | other servers that speak LangGraph's wire | `peer/responses.rs` |
 //! | rows of the former release, and rows that it has to read | `db/short_form.rs`, `db/upgrade.rs`, `definition/record.rs` |
 //!
