@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::assemble::RegisteredAgent;
 use super::calls::{CallResult, record_answer};
-use super::driver::PendingWrites;
 use super::journal::{Child, ChildAdmission, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite};
+use super::step::PendingWrites;
 use super::subagent::{Subagent, changed_files};
 use super::subagent_registry::ReferencedAgent;
 use super::{Agent, Breakpoints, Loop, LoopOutcome};

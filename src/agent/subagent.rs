@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Agent;
 use super::journal::Child;
+use super::step::with_ids;
 use crate::domain::background::{self, BackgroundTask};
 use crate::domain::call::ToolOutput;
 use crate::domain::limits::Limits;
@@ -89,7 +90,7 @@ impl Subagent {
         if let Some(prompt) = &task.system_prompt {
             input.fields.insert(DELEGATED_PROMPT.to_owned(), prompt.clone().into());
         }
-        super::driver::with_ids(input)
+        with_ids(input)
     }
 
     /// Returns the result of a completed child run: the message for the parent, and the writes to shared fields.
