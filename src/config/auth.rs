@@ -11,7 +11,7 @@ use url::Url;
 
 use super::policies::PoliciesSection;
 use super::sections::{KeySource, seconds};
-use crate::definition::check::{address_problem, is_word};
+use crate::definition::words::{address_problem, is_word};
 use crate::definition::{Diagnostic, FieldPath};
 use crate::domain::Invalid;
 use crate::domain::access::SharingRule;

@@ -9,9 +9,9 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::check::is_word;
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::permission::{Permission, PermissionMode};
+use super::words::is_word;
 use super::{AfterCrash, AgentDefinition, AgentSpec, Workspace, WorkspaceDefinition, WorkspaceKind};
 use crate::domain::path::{below, normalise};
 use crate::domain::pattern::trunk;

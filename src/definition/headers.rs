@@ -1,7 +1,7 @@
 //! The headers of requests to other servers that a definition may set.
 
-use super::check::is_word;
 use super::diagnostic::Diagnostic;
+use super::words::is_word;
 use crate::domain::field_path::FieldPath;
 use crate::domain::headers::Headers;
 

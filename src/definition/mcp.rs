@@ -12,9 +12,9 @@ use sha2::{Digest as _, Sha256};
 
 pub use super::mcp_oauth::{ClientAuthentication, McpOAuth, OAuthGrant};
 
-use super::check::{address_problem, is_word};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::read_access::check_read_access;
+use super::words::{address_problem, is_word};
 use super::{AfterCrash, AgentDefinition, Headers, OnError, ReadAccess, ToolServerDefinition, check_headers};
 
 /// The longest name of a tool that every provider takes.

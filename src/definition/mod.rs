@@ -58,6 +58,7 @@ mod summarization;
 mod tool;
 mod tool_server;
 mod validate;
+pub mod words;
 mod workspace;
 
 use agent::is_default;
