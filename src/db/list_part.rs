@@ -70,7 +70,7 @@ impl<T> ListBuilder<T> {
     }
 
     /// Starts a page whose rows are added one by one, of which the first `to_skip` are left out.
-    pub(super) fn behind(to_skip: i64, limit: i64, bytes: usize) -> Self {
+    pub(super) fn skipping(to_skip: i64, limit: i64, bytes: usize) -> Self {
         Self {
             to_skip,
             ..Self::new(limit, bytes)
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn rows_that_are_added_one_by_one_are_skipped_counted_and_weighed() {
         let added = |limit: i64, bytes: usize| {
-            let mut page = ListBuilder::behind(2, limit, bytes);
+            let mut page = ListBuilder::skipping(2, limit, bytes);
             for row in 1..=6 {
                 page.add(100, row);
             }

@@ -34,7 +34,7 @@ pub(super) async fn search(
     bytes: usize,
     now: Timestamp,
 ) -> DbResult<ListPart<Item>> {
-    let mut page = ListBuilder::behind(i64::from(wanted.offset), i64::from(wanted.limit), bytes);
+    let mut page = ListBuilder::skipping(i64::from(wanted.offset), i64::from(wanted.limit), bytes);
     let NamespaceRange {
         from: mut namespace,
         to,

@@ -643,7 +643,7 @@ fn weigh(thread: &Thread) -> usize {
 /// Searches by values. States are not stored, so the state of every thread that meets the other conditions is folded,
 /// one at a time.
 async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath) -> DbResult<ThreadPage> {
-    let mut page = ListBuilder::behind(wanted.offset, wanted.limit, wanted.bytes);
+    let mut page = ListBuilder::skipping(wanted.offset, wanted.limit, wanted.bytes);
     let mut total = 0;
     let mut offset = 0;
     loop {
