@@ -55,6 +55,7 @@ mod source;
 mod store;
 mod strict;
 mod summarization;
+mod switch;
 mod tool;
 mod tool_server;
 mod validate;
