@@ -1,6 +1,5 @@
 //! Admission of a child run: a call of the `task` tool, or of another agent of this server.
 
-
 use serde_json::Map;
 
 use crate::agent::NewChildRun;
