@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::check::address_problem;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
+use super::words::address_problem;
 use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition, SubagentMode, check_headers};
 use crate::domain::background::BackgroundAgent;
 use crate::domain::delivery::{MASKED_ADDRESS, is_masked};

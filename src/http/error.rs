@@ -14,7 +14,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::wire::agent::DiagnosticView;
+use super::wire::diagnostic::DiagnosticView;
 use crate::auth::KeyError;
 use crate::db::{DbError, warn_of};
 use crate::domain::Invalid;
@@ -23,6 +23,7 @@ use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
 use crate::domain::identity::Tenant;
 use crate::domain::item::ItemError;
 use crate::domain::quota::{QuotaKind, QuotaReached};
+use crate::domain::text_limits::first_chars;
 use crate::runtime::{
     AssignedToOthers, AssistantError, CallFileError, CancelError, CronError, DefinitionError, DeleteRunError,
     ResolveError, RevokeError, StartError, StateWriteError, StoreError,
@@ -35,8 +36,8 @@ pub const RESUME_GAP: &str = "resume_gap";
 const INTERRUPT_STALE: &str = "interrupt_stale";
 
 /// Returns the beginning of a text of the request, for an error.
-pub(super) fn shortened(text: &str) -> String {
-    text.chars().take(200).collect()
+pub(super) fn shortened(text: &str) -> &str {
+    first_chars(text, 200)
 }
 
 /// An error response.

@@ -23,7 +23,7 @@ use crate::domain::interrupt::{
 use crate::domain::machine::HookPoint;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::remembered::{DecisionScope, RememberedDecision};
-use crate::domain::schema::Schema;
+use crate::domain::schema::{Schema, can_be_embedded};
 use crate::domain::state::{State, Update};
 use crate::model::ToolSpec;
 use crate::tool::literal::{python, spaced_json};
@@ -623,7 +623,9 @@ impl ActionSchemas {
 
 /// Returns those of the tools whose schemas can be embedded into the one of their calls.
 fn embeddable(tools: &[Arc<ToolSpec>]) -> Vec<Arc<ToolSpec>> {
-    let alone = tools.iter().filter(|tool| stands_alone(&tool.parameters));
+    // An invalid schema would make the whole one invalid.
+    let is_valid = |schema: &Value| can_be_embedded(schema) && Schema::compile(schema).is_ok();
+    let alone = tools.iter().filter(|tool| is_valid(&tool.parameters));
     let alone: Vec<Arc<ToolSpec>> = alone.cloned().collect();
     // Each schema is small enough, but all of them together may not be.
     match Schema::compile(&action_schema(tools, &alone)) {
@@ -653,21 +655,6 @@ fn action_schema(tools: &[Arc<ToolSpec>], embedded: &[Arc<ToolSpec>]) -> Value {
         schema["allOf"] = Value::Array(rules);
     }
     schema
-}
-
-/// Returns whether the schema means the same inside another one: references and ids would point elsewhere. An invalid
-/// schema would make the whole one invalid.
-fn stands_alone(schema: &Value) -> bool {
-    fn has_references(schema: &Value) -> bool {
-        match schema {
-            Value::Object(fields) => fields
-                .iter()
-                .any(|(name, field)| name.starts_with('$') || has_references(field)),
-            Value::Array(items) => items.iter().any(has_references),
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
-        }
-    }
-    !has_references(schema) && Schema::compile(schema).is_ok()
 }
 
 #[cfg(test)]

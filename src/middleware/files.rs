@@ -20,6 +20,7 @@ use crate::domain::message::{Message, ToolCall};
 use crate::domain::path::{file_name, numbered};
 use crate::domain::state::{File, FileWrites, State, Update};
 use crate::domain::summarization::{LongMessagePlace, can_be_shortened, shortened};
+use crate::domain::text_limits::cut_after;
 use crate::model::ModelRequest;
 use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
@@ -298,9 +299,7 @@ fn preview(text: &str) -> String {
         if at == tail && tail > head {
             lines.push(format!("[{} lines left out]", tail - head));
         }
-        let cut = line.char_indices().nth(PREVIEW_CHARS).map(|(end, _)| end);
-        let shown = cut.map_or(line.to_owned(), |end| format!("{} [cut]", &line[..end]));
-        lines.push(format!("{}: {shown}", at + 1));
+        lines.push(format!("{}: {}", at + 1, cut_after(line, PREVIEW_CHARS, " [cut]")));
     }
     lines.join("\n")
 }

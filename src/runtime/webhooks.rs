@@ -10,7 +10,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, USER_AGENT};
 use reqwest::{Client, StatusCode, redirect};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
@@ -130,10 +130,12 @@ impl Webhooks {
                 .ok_or_else(|| format!("`webhook_secret` of `[tenants.{tenant}]` is empty or not Base64"))?;
             tenant_keys.insert(tenant, key);
         }
+        let headers = settings.headers.iter();
+        let headers = headers.map(|(name, value)| (name.as_str(), value.expose_secret()));
         Ok(Self {
             client,
             rules,
-            headers: headers(&settings.headers)?,
+            headers: net::secret_headers(headers, &[])?,
             key: key.transpose()?,
             tenant_keys,
             render,
@@ -285,17 +287,4 @@ fn describe_error(error: &reqwest::Error) -> String {
         true => reason,
         false => format!("it could not be sent: {reason}"),
     }
-}
-
-/// Returns the headers that every report has.
-fn headers(given: &BTreeMap<String, SecretString>) -> Result<HeaderMap, String> {
-    let mut headers = HeaderMap::new();
-    for (name, value) in given {
-        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))?;
-        let mut value = HeaderValue::from_str(value.expose_secret())
-            .map_err(|_| format!("the header {name} has a value that headers cannot have"))?;
-        value.set_sensitive(true);
-        headers.insert(key, value);
-    }
-    Ok(headers)
 }
