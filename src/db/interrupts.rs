@@ -142,8 +142,13 @@ impl TryFrom<InterruptRow> for InterruptRecord {
             column,
             id: &row.interrupt_id,
         };
+        let interrupt: Interrupt = at("interrupt").decode(&row.interrupt)?;
+        // Nobody may answer a question that is not there.
+        if interrupt.lacks_question() {
+            return Err(at("interrupt").corrupt());
+        }
         Ok(Self {
-            interrupt: at("interrupt").decode(&row.interrupt)?,
+            interrupt,
             thread: ThreadId(row.thread_id),
             run: RunId(row.run_id),
             lane: lane_of(row.lane),

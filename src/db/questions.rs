@@ -74,7 +74,8 @@ fn without_questions(interrupts: &[Interrupt]) -> Vec<Interrupt> {
     interrupts.iter().map(stored).collect()
 }
 
-/// Puts the questions of a position back that was read from the database.
+/// Puts the questions of a position back that was read from the database. An answer whose question cannot be read has no effect: the
+/// agent asks again.
 ///
 /// # Errors
 /// As [`put_back`].
@@ -82,7 +83,11 @@ pub(super) async fn put_back_at(tx: &mut Tx<'_>, thread: ThreadId, position: &mu
     for asked in &mut position.asked {
         asked.is_inline = !asked.lacks_question();
     }
-    put_back(tx, thread, position.asked.iter_mut().collect()).await
+    put_back(tx, thread, position.asked.iter_mut().collect()).await?;
+    for lost in position.remove_lost_answers() {
+        tracing::warn!(%thread, interrupt = %lost, "an answer has no effect: its question cannot be read");
+    }
+    Ok(())
 }
 
 /// Puts the questions of interrupts of a thread back. An interrupt whose row is not there, or cannot be read, stays without its

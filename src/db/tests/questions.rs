@@ -12,6 +12,7 @@ use crate::db::engine::on_engine;
 use crate::db::events::{self, Logged, NewEvent};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::{DbResult, Tx, checkpoints, retention};
+use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -25,6 +26,8 @@ on_both!(
     a_question_that_was_read_with_its_position_stays_there,
     a_transaction_decodes_a_question_once,
     an_interrupt_without_a_row_stays_without_its_question,
+    an_answer_whose_question_is_gone_has_no_effect,
+    a_row_without_its_question_is_not_shown,
     a_pruned_thread_keeps_the_question_that_is_open,
 );
 
@@ -193,6 +196,45 @@ async fn an_interrupt_without_a_row_stays_without_its_question(db: Db) {
         assert!(found[0].lacks_question());
         assert_eq!(found[0].id, asked.record.interrupt.id);
     }
+}
+
+async fn an_answer_whose_question_is_gone_has_no_effect(db: Db) {
+    let asked = ask(&db).await;
+    let thread = asked.thread;
+    let head = asked.head;
+    let call = Call {
+        id: "c".to_owned(),
+        edited: None,
+        status: CallStatus::Ready,
+        delegations: vec![],
+    };
+    let mut answered = asked.interrupt();
+    answered.answer = Some(json!("yes"));
+    let position = Position {
+        phase: Phase::Tools { calls: vec![call] },
+        ..waiting(answered.clone())
+    };
+    let by = RunId::mint();
+    write!(db, |tx| checkpoints::set_position(tx, thread, head, &position, by));
+    assert_eq!(of_position(&db, thread).await, [answered]);
+    let by = asked.record.run;
+    write!(db, |tx| interrupts::restore(tx, thread, by));
+    let found = read!(db, |tx| checkpoints::head(tx, thread, Lane::Main));
+    let position = found.expect("a checkpoint").position;
+    assert!(position.asked.is_empty(), "{position:?}");
+    let Phase::Tools { calls } = &position.phase else {
+        panic!("{position:?}")
+    };
+    // The answer may have been that the call must not be repeated.
+    assert_eq!(calls[0].status, CallStatus::Started);
+}
+
+async fn a_row_without_its_question_is_not_shown(db: Db) {
+    let Asked { thread, mut record, .. } = ask(&db).await;
+    record.interrupt = record.interrupt.without_question();
+    write!(db, |tx| interrupts::insert(tx, &record));
+    let shown = read!(db, |tx| interrupts::of_thread(tx, thread, None));
+    assert!(shown.is_empty(), "{shown:?}");
 }
 
 async fn a_pruned_thread_keeps_the_question_that_is_open(db: Db) {

@@ -515,3 +515,28 @@ fn a_step_that_is_carried_on_uses_no_id_again() {
     assert_eq!(first.task, second.task);
     assert_ne!(first.id, second.id);
 }
+
+#[test]
+fn an_answer_whose_question_is_lost_has_no_effect() {
+    let mut machine = in_tools(&["a", "b", "c"]);
+    let asked: Vec<Interrupt> = (0..3)
+        .map(|at| machine.call_asked(at, vec![question()]).remove(0))
+        .collect();
+    for answered in &asked[..2] {
+        assert!(machine.resolve(&answered.id, json!("yes")));
+    }
+    for at in [0, 2] {
+        machine.position.asked[at] = machine.position.asked[at].without_question();
+    }
+    assert_eq!(machine.position.remove_lost_answers(), [asked[0].id.clone()]);
+    let left: Vec<&InterruptId> = machine.position.asked.iter().map(|asked| &asked.id).collect();
+    assert_eq!(left, [&asked[1].id, &asked[2].id]);
+    // The answer may have been that the call must not be repeated.
+    assert_eq!(machine.call_status(0), Some(&CallStatus::Started));
+    assert_eq!(machine.call_status(1), Some(&CallStatus::Ready));
+    assert_eq!(
+        machine.call_status(2),
+        Some(&CallStatus::Asking),
+        "nobody can answer it"
+    );
+}
