@@ -395,7 +395,7 @@ fn failed<'e>(error: sqlx::Error) -> BoxStream<'e, sqlx::Result<StatementStep>> 
 }
 
 /// Returns a statement behind the opening.
-fn skipping(opening: PlainStatements, sql: &str) -> String {
+fn behind(opening: PlainStatements, sql: &str) -> String {
     let statements = opening.iter().copied().chain([sql]);
     statements.collect::<Vec<_>>().join("; ")
 }

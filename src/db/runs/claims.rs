@@ -6,6 +6,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::below::WITH_TREE;
+use super::children::stop_children;
 use super::turns::MAY_BEGIN;
 use super::usage::encode_usage;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, read_all, restore};
