@@ -11,6 +11,7 @@ mod load;
 mod machine;
 
 use const_format::concatcp;
+use futures::future::BoxFuture;
 use serde::Deserialize;
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
@@ -380,15 +381,18 @@ from_row! {
 }
 
 impl HeadRow {
-    async fn read(mut self, tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Head> {
-        let position = StoredText {
-            cell: cell("position", &self.checkpoint_id),
-            text: &mut self.position,
-        };
-        blobs::restore(tx, thread, vec![position]).await?;
-        let mut head: Head = self.try_into()?;
-        questions::put_back_at(tx, thread, &mut head.position).await?;
-        Ok(head)
+    /// Reads the checkpoint with its position. In a box, since every future that reads a checkpoint would be larger.
+    fn read<'t>(mut self, tx: &'t mut Tx<'_>, thread: ThreadId) -> BoxFuture<'t, DbResult<Head>> {
+        Box::pin(async move {
+            let position = StoredText {
+                cell: cell("position", &self.checkpoint_id),
+                text: &mut self.position,
+            };
+            blobs::restore(tx, thread, vec![position]).await?;
+            let mut head: Head = self.try_into()?;
+            questions::put_back_at(tx, thread, &mut head.position).await?;
+            Ok(head)
+        })
     }
 }
 

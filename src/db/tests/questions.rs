@@ -11,7 +11,7 @@ use super::{Db, on_both, read, saying, stored_thread, write};
 use crate::db::engine::on_engine;
 use crate::db::events::{self, Logged, NewEvent};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
-use crate::db::{DbResult, Tx, checkpoints, retention};
+use crate::db::{DbResult, Tx, checkpoints, retention, stored_bytes};
 use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
@@ -29,6 +29,7 @@ on_both!(
     an_answer_whose_question_is_gone_has_no_effect,
     a_row_without_its_question_is_not_shown,
     a_pruned_thread_keeps_the_question_that_is_open,
+    a_question_of_a_copy_is_measured_once,
 );
 
 /// A thread with an open interrupt, and the checkpoint at which it waits.
@@ -249,4 +250,42 @@ async fn a_pruned_thread_keeps_the_question_that_is_open(db: Db) {
         Some(InterruptState::Pending)
     ));
     assert_eq!(open, [asked.record]);
+}
+
+/// Measures a thread, and returns how many bytes it has.
+async fn measured(db: &Db, thread: ThreadId) -> i64 {
+    const SQL: &str = "select bytes from thread_bytes where thread_id = $1";
+    write!(db, |tx| async {
+        stored_bytes::measure(tx, thread, Timestamp(9)).await?;
+        DbResult::Ok(on_engine!(tx, |conn| query_scalar(SQL)
+            .bind(thread.0)
+            .fetch_one(conn)
+            .await)?)
+    })
+}
+
+async fn a_question_of_a_copy_is_measured_once(db: Db) {
+    let thread = ask(&db).await.thread;
+    let before = measured(&db, thread).await;
+    // A copy has interrupts with the number that follows its log.
+    let copied = pending_interrupt(thread, Lane::Main, 3);
+    let run = copied.run;
+    write!(db, |tx| interrupts::insert(tx, &copied));
+    for _ in 0..2 {
+        assert_eq!(measured(&db, thread).await, before);
+    }
+    write!(db, |tx| async {
+        let event = NewEvent {
+            thread,
+            seq: 3,
+            run,
+            lane: Lane::Main,
+            fact: &Fact::Paused,
+            at: Timestamp(3),
+        };
+        events::insert(tx, &[event]).await
+    });
+    let after = measured(&db, thread).await;
+    assert!(after > before + 100, "{before}, then {after}");
+    assert_eq!(measured(&db, thread).await, after);
 }
