@@ -379,7 +379,7 @@ async fn an_answer_to_an_interrupt_is_kept_for_the_next_day(server: TestServer) 
     server.is_configured_with("[quotas.per_user]\ntokens_per_day = 1").await;
     let keys = server.is_protected().await;
     let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
-    let text = script().calls(crate::support::mail("m1", "bob")).says("sent");
+    let text = script().calls(mail("m1", "bob")).says("sent");
     ann.says(text).await;
     let approve = json!({"decisions": [{"type": "approve"}]});
     let refused = ann.tries_to_resume(approve.clone()).await;
