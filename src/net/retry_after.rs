@@ -6,8 +6,8 @@ use reqwest::header::{HeaderMap, RETRY_AFTER};
 
 use crate::domain::time::{Clock, SystemClock, Timestamp};
 
-/// Returns the time after which a server wants the next request. The header has seconds, or a date by the clock of this machine;
-/// none if it has something else, or a date in the past.
+/// Returns the time after which a server wants the next request. The header has seconds, or a date by the clock of this
+/// machine; none if it has something else, or a date in the past.
 pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse::<f64>() {
