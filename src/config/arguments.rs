@@ -206,8 +206,8 @@ pub struct MigrateCommand {
     /// The settings.
     #[command(flatten)]
     pub settings: CommandLineSettings,
-    /// Also finish the upgrade of a database on Postgres: servers store shorter rows from their next start on, and those of
-    /// the former release can work no longer. Fails if one of them is at work.
+    /// Also finish the upgrade of a database on Postgres: servers store shorter rows, and each question once, from their next
+    /// start on, and those of the former release can work no longer. Fails if one of them is at work.
     #[arg(long)]
     pub finish: bool,
 }

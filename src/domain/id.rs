@@ -212,6 +212,16 @@ impl InterruptId {
         } else {
             format!("interrupt:{nth}")
         };
+        Self::of_name(task, &name)
+    }
+
+    /// Derives the id of the `nth` question of `task` in a step that was carried on to the checkpoint `head`. Several branches may
+    /// carry the same step on, and each numbers its own questions.
+    pub fn of_carried_task(task: TaskId, head: CheckpointId, nth: u32) -> Self {
+        Self::of_name(task, &format!("interrupt:{head}:{nth}"))
+    }
+
+    fn of_name(task: TaskId, name: &str) -> Self {
         Self(Uuid::new_v5(&task.0, name.as_bytes()).simple().to_string())
     }
 }

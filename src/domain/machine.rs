@@ -63,7 +63,8 @@ pub struct Position {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub outdated: BTreeSet<InterruptId>,
     /// The number of questions that were asked since the checkpoint at which the current step began. Their ids are derived from
-    /// it, so none is used twice: the row of an interrupt never gets another question.
+    /// it, and from the branch of a step that was carried on, so none is used twice: the row of an interrupt never gets another
+    /// question.
     #[serde(default, skip_serializing_if = "stored::is_default")]
     pub questions: u32,
     /// The number of steps that this run has taken, including hooks.
@@ -551,11 +552,15 @@ impl Machine {
             });
         }
         let first = self.position.questions;
+        let carried_to = self.head.filter(|_| self.position.carried_from.is_some());
         let interrupts: Vec<Interrupt> = questions
             .into_iter()
             .zip(first..)
             .map(|(question, number)| Interrupt {
-                id: InterruptId::of_task(task, number),
+                id: match carried_to {
+                    Some(head) => InterruptId::of_carried_task(task, head, number),
+                    None => InterruptId::of_task(task, number),
+                },
                 task,
                 asker: asker.clone(),
                 question: Arc::new(question),

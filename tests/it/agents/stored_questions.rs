@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Human, TestServer, approval, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, approval, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
     a_question_of_the_main_agent_is_stored_once,
@@ -11,7 +11,21 @@ on_both_engines! {
     a_question_is_shown_by_history_and_interrupts_after_a_restart,
     a_question_that_is_asked_in_a_copy_is_stored_once_more,
     an_answer_that_is_undone_leaves_the_question,
+    an_approval_whose_question_is_gone_lets_no_call_run,
 }
+
+/// An agent that asks two questions about two calls, since only one of them expires.
+const ASKS_TWICE: &str = r#"
+[agents.twice]
+name = "twice-agent"
+model = "scripted:lab"
+system_prompt = "x"
+tools = ["lookup", "send_email"]
+
+[agents.twice.interrupt_on]
+lookup = true
+send_email = { allowed_decisions = ["approve", "reject"], expires_after_s = 3600 }
+"#;
 
 /// The beginning of the questions about calls. Nothing else that is stored has it.
 pub(crate) const ASKED: &str = "Tool execution requires approval";
@@ -111,4 +125,32 @@ async fn an_answer_that_is_undone_leaves_the_question(server: TestServer) {
     assert_eq!(server.occurrences_in_database(ASKED).await, 1);
     alice.resumes(approval()).await.finishes().await;
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+}
+
+async fn an_approval_whose_question_is_gone_lets_no_call_run(server: TestServer) {
+    server.is_configured_with(ASKS_TWICE).await;
+    let alice = server.human("twice").await;
+    let both = [lookup("l1", "x"), mail("m1", "bob")];
+    alice.says(script().calls_all(both).says("sent")).await;
+    let questions = alice.questions().await;
+    let [first, second] = questions.as_slice() else {
+        panic!("not two questions: {questions:#?}")
+    };
+    alice.approves(first).await.finishes().await;
+    let sql = format!("delete from interrupts where interrupt_id = '{}'", first.id());
+    server.executes_sql(&sql).await;
+    alice.approves(second).await.finishes().await;
+    assert!(
+        server.tools.calls_of("lookup").is_empty(),
+        "nobody knows who approved what"
+    );
+    assert!(server.tools.recipients().is_empty());
+
+    let again = alice.questions().await;
+    assert_eq!(again.len(), 2, "{again:#?}");
+    for question in &again {
+        alice.approves(question).await.finishes().await;
+    }
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+    assert_eq!(server.tools.recipients(), ["bob"]);
 }

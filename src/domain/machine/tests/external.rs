@@ -517,6 +517,23 @@ fn a_step_that_is_carried_on_uses_no_id_again() {
 }
 
 #[test]
+fn branches_that_carry_the_same_step_on_ask_under_different_ids() {
+    let mut machine = in_tools(&["a", "b"]);
+    for at in [0, 1] {
+        machine.call_asked(at, vec![question()]);
+    }
+    let mut other = machine.clone();
+    let [first, second] = [(&mut machine, 0), (&mut other, 1)].map(|(branch, at)| {
+        branch.carry_on(id());
+        let open = branch.position.asked[at].id.clone();
+        assert!(branch.resolve(&open, json!("yes")));
+        branch.call_asked(0, vec![question()]).remove(0)
+    });
+    assert_eq!(first.task, second.task);
+    assert_ne!(first.id, second.id);
+}
+
+#[test]
 fn an_answer_whose_question_is_lost_has_no_effect() {
     let mut machine = in_tools(&["a", "b", "c"]);
     let asked: Vec<Interrupt> = (0..3)
