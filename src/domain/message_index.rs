@@ -27,7 +27,7 @@ impl MessageIndex {
         }
     }
 
-    /// Does it with a message that is no removal.
+    /// Does [`MessageList::put`] with one message that is no removal.
     fn put(&mut self, messages: &mut MessageList, message: Arc<Message>) {
         let id = message.id.as_deref();
         if id.is_some_and(|id| messages.has_left(id)) {
