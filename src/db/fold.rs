@@ -26,9 +26,7 @@ impl StateFold {
     /// Adds the writes of a step.
     pub(super) fn add(&mut self, writes: Vec<Update>) {
         for update in writes {
-            for message in update.messages {
-                self.index.put(&mut self.state.messages, message);
-            }
+            self.index.put_all(&mut self.state.messages, &update.messages);
             for (path, file) in update.files {
                 match file {
                     Some(file) => self.state.files.insert(path, file),
@@ -125,7 +123,11 @@ mod tests {
             said(7, "second"),
             said(399, "second"),
         ]);
-        writes.extend([summarized(390), removed("m9"), summarized(392), said(401, "first")]);
+        let mut several = removed("m9");
+        several.merge(removed("m380"));
+        several.merge(said(7, "third"));
+        several.merge(said(7, "second"));
+        writes.extend([summarized(390), several, summarized(392), said(401, "first")]);
         writes.extend((402..700).map(|id| said(id, "first")));
         writes.extend([summarized(650), said(401, "second"), summarized(651), said(5, "third")]);
         let mut expected = State::default();
@@ -136,7 +138,7 @@ mod tests {
             assert_eq!(fold.state().messages.earlier_len(), expected.messages.earlier_len());
         }
         assert_eq!(*fold.state(), expected);
-        assert_eq!(expected.messages.len(), 699);
+        assert_eq!(expected.messages.len(), 698);
         let text_of = |id: &str| {
             let found = expected.messages.newest(|message| message.id.as_deref() == Some(id));
             found.map(|message| message.content.text())
@@ -144,6 +146,7 @@ mod tests {
         assert_eq!(text_of("m7").as_deref(), Some("second"));
         assert_eq!(text_of("m401").as_deref(), Some("second"));
         assert_eq!(text_of("m9"), None);
+        assert_eq!(text_of("m380"), None);
         expected.apply(&left(650, 600, 500));
         fold.add(vec![left(650, 600, 500), said(3, "late"), said(700, "new")]);
         expected.apply(&said(3, "late"));

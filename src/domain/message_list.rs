@@ -196,10 +196,23 @@ impl MessageList {
             messages.iter().for_each(|message| self.put(message));
             return;
         }
-        let mut index = MessageIndex::default();
-        for message in messages {
-            index.put(self, Arc::clone(message));
+        MessageIndex::default().put_all(self, messages);
+    }
+
+    /// Does [`MessageList::put`] with each of these removals.
+    pub(super) fn remove(&mut self, removals: &[Arc<Message>]) {
+        let ids = removals.iter().filter_map(|message| message.id.as_deref());
+        let ids: HashSet<&str> = ids.filter(|id| !self.has_left(id)).collect();
+        if ids.is_empty() {
+            return;
         }
+        if ids.contains(REMOVE_ALL) {
+            *self = Self::default();
+            return;
+        }
+        self.decompress();
+        self.recent
+            .retain(|message| message.id.as_deref().is_none_or(|id| !ids.contains(id)));
     }
 
     /// Replaces the message at an index of [`MessageList::recent`].

@@ -27,6 +27,8 @@ export function bearer(key: string): string {
 
 /** Keeps the key for this tab, until it is closed. */
 export function signIn(key: string): void {
+  // The key may be that of another user, in whose name no message of this one may be sent.
+  if (apiKey() !== key) forgetQueuedTexts();
   sessionStorage.setItem(KEY, key);
   isRefused = false;
   changed();

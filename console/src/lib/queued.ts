@@ -2,7 +2,7 @@
 
 const KEY = "adjutant.queued.";
 
-/** Returns the messages that wait for their turn on a thread, in their order. */
+/** Returns the messages that wait on a thread, in their order. */
 export function queuedTexts(threadId: string): string[] {
   try {
     const kept: unknown = JSON.parse(sessionStorage.getItem(KEY + threadId) ?? "[]");
