@@ -3,7 +3,7 @@
 //!
 //! A connection takes nothing while its socket is full, which [`TimedWrites`] sees. Of one stream of HTTP/2 a client may take
 //! nothing while it takes the others: the socket goes on, and hyper has read a piece of the response that it may not send.
-//! [`StreamTasks`] sees that, and each [`Piece`] tells it when the client takes a part.
+//! [`StreamTasks`] sees that, and each [`BodyPiece`] tells it when the client takes a part.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -229,12 +229,12 @@ pub(super) struct BodyInPieces {
 }
 
 /// A piece of a response. The connection advances it by the bytes that it writes.
-pub(super) struct Piece {
+pub(super) struct BodyPiece {
     bytes: Bytes,
     wait: Option<Arc<PieceWait>>,
 }
 
-impl Buf for Piece {
+impl Buf for BodyPiece {
     fn remaining(&self) -> usize {
         self.bytes.remaining()
     }
@@ -252,13 +252,13 @@ impl Buf for Piece {
 }
 
 impl HttpBody for BodyInPieces {
-    type Data = Piece;
+    type Data = BodyPiece;
     type Error = axum::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Piece>, axum::Error>>> {
+    ) -> Poll<Option<Result<Frame<BodyPiece>, axum::Error>>> {
         // Over HTTP/1 there is none, and the frames of the body are sent as they are.
         let wait = WAIT.try_with(Arc::clone).ok();
         if let Some(wait) = &wait {
@@ -273,7 +273,7 @@ impl HttpBody for BodyInPieces {
             match frame.into_data() {
                 Ok(data) => self.rest = data,
                 Err(trailers) => {
-                    let trailers = trailers.map_data(|bytes| Piece { bytes, wait: None });
+                    let trailers = trailers.map_data(|bytes| BodyPiece { bytes, wait: None });
                     return Poll::Ready(Some(Ok(trailers)));
                 }
             }
@@ -286,7 +286,7 @@ impl HttpBody for BodyInPieces {
         if let Some(wait) = &wait {
             wait.begin();
         }
-        Poll::Ready(Some(Ok(Frame::data(Piece { bytes, wait }))))
+        Poll::Ready(Some(Ok(Frame::data(BodyPiece { bytes, wait }))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -417,6 +417,20 @@ async fn a_stream_of_http_2_whose_client_takes_little_at_a_time_is_kept() {
 }
 
 #[tokio::test]
+async fn a_large_answer_over_http_2_has_large_frames() {
+    let (route, _gone) = endless();
+    let server = served(Router::new().route("/", route)).await;
+    let mut connection = asks_over_http_2(&server, "/").await;
+    let mut frames = vec![];
+    while frames.iter().sum::<usize>() < WINDOW {
+        if let (DATA, 1, payload) = next_frame(&mut connection).await {
+            frames.push(payload.len());
+        }
+    }
+    assert!(frames.len() < 8, "{frames:?}");
+}
+
+#[tokio::test]
 async fn a_disconnect_from_an_idle_stream_is_noticed_at_once() {
     let gone = Arc::new(Notify::new());
     let notify = Arc::clone(&gone);
