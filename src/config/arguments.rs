@@ -315,7 +315,7 @@ pub enum DataCommand {
         /// The tenant of the user.
         #[arg(long, default_value = Tenant::DEFAULT)]
         tenant: String,
-        /// Delete the user's entries of the audit, too, except those about users whom this user has deleted.
+        /// Delete the user's entries of the audit, too, except those about users whom this user has deleted and about API keys.
         #[arg(long)]
         audit: bool,
     },

@@ -146,7 +146,7 @@ pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<F
 async fn may_begin_no_more(run_context: &RunContext) -> DbResult<bool> {
     let RunContext { core, run, .. } = run_context;
     let is_delayed = run.due_at > run.created_at && run.attempt == 1 && run.request.background.is_none();
-    let Some(user) = run.request.caller.clone().filter(|_| is_delayed) else {
+    let Some(user) = run.request.caller.as_ref().filter(|_| is_delayed).cloned() else {
         return Ok(false);
     };
     let thread = ResourceRef::Thread(run.thread);

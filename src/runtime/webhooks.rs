@@ -250,7 +250,7 @@ pub(super) async fn report_withdrawn(tx: &mut Tx<'_>, core: &Core, run: &Run, no
         values,
     };
     match core.webhooks.delivery(&report, &facts.ownership) {
-        Some(delivery) => store(tx, core, &run, &delivery).await,
+        Some(delivery) => Box::pin(store(tx, core, &run, &delivery)).await,
         None => Ok(()),
     }
 }
@@ -263,7 +263,7 @@ pub(super) async fn store(tx: &mut Tx<'_>, core: &Core, run: &Run, report: &Deli
     let user = run.request.caller.as_ref().filter(|_| run.request.background.is_none());
     let thread = ResourceRef::Thread(run.thread);
     if let Some(user) = user
-        && !Box::pin(access::may_user(tx, core, user, &ACTIONS, thread)).await?
+        && !access::may_user(tx, core, user, &ACTIONS, thread).await?
     {
         return db::deliveries::insert(tx, &without_values(report)).await;
     }

@@ -123,11 +123,9 @@ impl WaitingSteps {
         let keeps_priority = may_prioritise(caller);
         let subagents = self.agents.iter_mut().filter_map(|(agent, _)| agent.run.as_mut());
         for run in std::iter::once(&mut self.run).chain(subagents) {
-            if !keeps_priority {
-                run.request.priority = 0;
-                run.queue.priority = 0;
-            }
-            run.queue = RunQueue::new(Account::of(caller), run.queue.priority);
+            let priority = if keeps_priority { run.queue.priority } else { 0 };
+            run.request.priority = run.request.priority.min(priority);
+            run.queue = RunQueue::new(Account::of(caller), priority);
         }
     }
 

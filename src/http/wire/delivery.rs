@@ -87,7 +87,14 @@ impl From<Delivery> for DeliveryView {
 impl DeliveryView {
     /// Creates the view with the payload.
     pub fn whole(delivery: Delivery) -> Self {
-        let payload = serde_json::from_str(&delivery.body).ok();
+        let mut payload: Option<Value> = serde_json::from_str(&delivery.body).ok();
+        // Servers of the former release write the whole address.
+        let address = payload
+            .as_mut()
+            .and_then(|payload| payload.pointer_mut("/kwargs/webhook"));
+        if let Some(Value::String(address)) = address {
+            *address = shown_address(address);
+        }
         Self {
             payload,
             ..Self::from(delivery)

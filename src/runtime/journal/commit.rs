@@ -275,7 +275,7 @@ pub(super) async fn write_rows(
             }
             end_main(tx, run_context, end, at).await?;
             if let Some(report) = &batch.report {
-                webhooks::store(tx, &run_context.core, &run_context.run, report).await?;
+                Box::pin(webhooks::store(tx, &run_context.core, &run_context.run, report)).await?;
             }
         }
     }

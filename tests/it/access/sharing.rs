@@ -138,6 +138,14 @@ async fn a_thread_that_is_shared_for_writing_is_deleted_by_its_owner_only(server
     client.delete(&path).await.refused(404);
     let pruned = client.post("/threads/prune", json!({"thread_ids": [ann.thread]})).await;
     assert_eq!(pruned.ok()["pruned_count"], 0);
+    client
+        .patch(&bob.path(""), json!({"ttl": {"ttl": 1}}))
+        .await
+        .refused(404);
+    client
+        .patch(&bob.path(""), json!({"metadata": {"note": "x"}}))
+        .await
+        .ok();
 
     let own = client.post("/assistants", json!({"graph_id": "agent"})).await.ok();
     let id = own["assistant_id"].as_str().expect("an id");
