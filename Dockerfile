@@ -35,6 +35,7 @@ RUN mkdir -p src benches \
     && cargo build --profile dist --locked --bin adjutant \
     && rm -rf src benches
 
+COPY build.rs build.rs
 COPY src src
 COPY migrations migrations
 COPY openapi openapi

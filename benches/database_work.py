@@ -6,6 +6,7 @@ Usage: database_work.py --server PROGRAM [--runs 300] [--steps 10] [--idle 120] 
 Starts a Postgres of its own, which logs each statement, and servers on it. First nothing happens for `--idle` seconds, whose statements
 are also subtracted from those of the runs. Then there are `--runs` runs of one answer of a scripted model, each on a new thread, as
 many with `--steps` calls of a built-in tool before it, and as many with calls of a tool behind HTTP; the differences are those of the steps.
+As many have a breakpoint that is never met, so that their input is stored in a transaction of its own.
 Their processor time is measured at the end, when nothing is logged and 16 clients start runs. Prints a table, and with `--write` a file for
 simulate.py, whose steps are those with the tool behind HTTP.
 """
@@ -129,13 +130,13 @@ def server(folder, program, number, database, tool):
     return Part(f"server {number}", [program, "serve", "--config", file], port, folder / f"server-{number}.log")
 
 
-def run(port, steps, tool):
-    """Has a run on a new thread, with so many calls of a tool."""
+def run(port, steps, tool, settings=()):
+    """Has a run on a new thread, with so many calls of a tool, and with these settings."""
     calls = [{"tool_calls": [{"name": tool, "args": {"query": f"question {step}"}}]} for step in range(steps)]
     text = "This answer has forty characters or so.."
     script = json.dumps({"script": [*calls, {"text": text}]}, separators=(",", ":"))
     thread = ask(port, "/threads", {})["thread_id"]
-    body = {"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": script}]}}
+    body = {"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": script}]}, **dict(settings)}
     values = ask(port, f"/threads/{thread}/runs/wait", body)
     if values["messages"][-1]["content"] != text:
         sys.exit(f"a run has answered {values['messages'][-1]['content']!r}")
@@ -175,14 +176,16 @@ def processor_time(database, served, runs, work):
     return difference({name: cpu_seconds(process) for name, process in processes.items()}, before, runs)
 
 
-def report(of_run, of_step, of_effect, of_idle, servers):
+def report(of_run, of_step, of_effect, of_input, of_idle):
     kinds = [("rows", 1, ""), ("space", 1000, " kB"), ("log", 1000, " kB"), ("statements", 1, ""), ("commits", 1, "")]
     kinds += [("server_cpu", 0.001, " ms"), ("database_cpu", 0.001, " ms")]
     print("| What | For each run, with its thread | For each step | With a tool behind HTTP |\n|---|---|---|---|")
     for name, unit, word in kinds:
         print(f"| {name} | " + " | ".join(f"{done[name] / unit:.2f}{word}" for done in (of_run, of_step, of_effect)) + " |")
     print(
-        f"\nwithout any work, {servers} of them: {of_idle['statements']:.2f} statements a second, "
+        f"\na run whose input has a transaction of its own: {of_input['statements']:.2f} statements more, "
+        f"{of_input['commits']:.2f} commits more\n"
+        f"without any work: {of_idle['statements']:.2f} statements a second, "
         f"{of_idle['commits']:.2f} commits, {of_idle['log'] / 1000:.2f} kB of the write-ahead log"
     )
 
@@ -218,6 +221,9 @@ async def main():
             # The first runs fill caches.
             play(database, served.port, given.runs // 10, works["effect"], of_idle)
             done = {name: play(database, served.port, given.runs, work, of_idle) for name, work in works.items()}
+            # No tool is called, so the breakpoint behind the tools is never met.
+            apart = play(database, served.port, given.runs, (0, "lookup", {"interrupt_after": ["tools"]}), of_idle)
+            of_input = {name: apart[name] - done["run"][name] for name in apart}
             # Sessions take the setting of their role when they begin.
             served.kill()
             database.logs_nothing()
@@ -231,7 +237,7 @@ async def main():
                 part.kill()
     of_run = done["run"]
     of_step, of_effect = (difference(done[name], of_run, given.steps) for name in ("step", "effect"))
-    report(of_run, of_step, of_effect, of_idle, given.servers)
+    report(of_run, of_step, of_effect, of_input, of_idle)
     if given.write:
         given.write.write_text(json.dumps({"run": of_run, "step": of_effect, "idle": of_idle}, indent=2) + "\n")
 

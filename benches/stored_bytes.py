@@ -120,7 +120,7 @@ def report(before, after, runs):
 def main():
     """Measures, and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", required=True, metavar="PROGRAM", help="the program of the server")
+    parser.add_argument("--server", required=True, type=Path, metavar="PROGRAM", help="the program of the server")
     parser.add_argument("--database", metavar="URL", help="a Postgres instead of SQLite")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=0, help="calls of a tool in each run")
@@ -132,7 +132,7 @@ def main():
         database = options.database or f"sqlite://{file}"
         configuration = Path(folder, "adjutant.toml")
         configuration.write_text(CONFIGURATION.format(port=port, database=database))
-        server = subprocess.Popen([options.server, "serve", "--config", str(configuration)], cwd=folder)
+        server = subprocess.Popen([options.server.resolve(), "serve", "--config", str(configuration)], cwd=folder)
         try:
             wait_until_ready(base)
             thread = ask(base, "/threads", {})["thread_id"]

@@ -109,13 +109,14 @@ async def measure(api, database, seconds, clients):
 
 
 async def main():
-    options = argparse.ArgumentParser()
-    options.add_argument("--server", required=True, type=Path)
-    options.add_argument("--postgres", type=Path, default=Path("/usr/lib/postgresql/15/bin"))
-    options.add_argument("--share", type=float, default=0.15)
-    options.add_argument("--seconds", type=float, default=15)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--server", required=True, type=Path, metavar="PROGRAM", help="the program of the server")
+    options.add_argument("--postgres", type=Path, default=Path("/usr/lib/postgresql/15/bin"), help="the folder of its programs")
+    options.add_argument("--share", type=float, default=0.15, help="the part of a processor that each worker may use")
+    options.add_argument("--seconds", type=float, default=15, help="the time of each measurement")
     options.add_argument("--clients", type=int, default=64)
     given = options.parse_args()
+    given.server = given.server.resolve()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)

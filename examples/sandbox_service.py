@@ -141,7 +141,17 @@ class Sandboxes:
             except OSError as error:
                 raise Refusal(400, "not_written", f"the file cannot be written: {error.strerror}") from None
 
-    def delete(self, sandbox, path):
+    def delete(self, sandbox, path, if_match):
+        """Deletes what is at a path, if a file there is still the one that the caller knows."""
+        if if_match is None:
+            # A directory may have many files, and nobody has to wait until they are gone.
+            return self.remove(sandbox, path)
+        with self.lock:
+            if if_match != etag(self.read(sandbox, path)[0]):
+                raise Refusal(412, "changed", "the file is another one by now")
+            self.remove(sandbox, path)
+
+    def remove(self, sandbox, path):
         real = self.resolve(sandbox, path)
         # A link itself is deleted, not what it leads to.
         named = os.path.join(self.place(sandbox), path.strip("/"))
@@ -326,7 +336,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.sandboxes.write(sandbox, path, body, *known)
                 self.answer(204)
             case ("DELETE", "files"):
-                self.sandboxes.delete(sandbox, path)
+                self.sandboxes.delete(sandbox, path, self.headers.get("If-Match"))
                 self.answer(204)
             case ("GET", "entries"):
                 most = number(query.get("max", str(MAX_ENTRIES)), 1, MAX_ENTRIES)

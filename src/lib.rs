@@ -117,13 +117,14 @@
 //! |---|---|
 //! | the forms of messages, files and updates that LangChain's clients send | [`domain::input`] |
 //! | LangGraph's `configurable` beside the `context` | [`domain::run_config`] |
-//! | former keys of definitions, and the dialects of the `task` tool | [`definition::compat`] |
+//! | former keys of definitions, and the dialects of the `task` tool | [`definition::compat`]; their texts are in `middleware/delegation/wording.rs` |
+//! | the user, as LangGraph's authentication hands it to agents, and the answer of the hook | `domain/run.rs`, `auth/hook.rs` |
 //! | a second word for a value, such as `ask` for `interrupt` | `alias` of serde at the value |
 //! | agents in folders of other systems | `config/folder/compat` |
 //! | the streams of LangGraph, old and new | `http/stream/v1`, `http/stream/v2` |
-//! | the requests and responses of LangGraph | `http/wire` |
+//! | the requests and responses of LangGraph | `http/wire`; information and metrics: `http/system.rs` |
 //! | other servers that speak LangGraph's wire | `peer/responses.rs` |
-//! | rows of the former release, and rows that it has to read | `db/short_form.rs`, `db/upgrade.rs`, `definition/record.rs` |
+//! | rows of the former release, and rows that it has to read | `db/short_form.rs`, `db/questions.rs`, `db/upgrade.rs`, `definition/record.rs` |
 //!
 //! # How to add …
 //!
@@ -148,8 +149,8 @@
 //! **a provider** of a known protocol: its row in `definition/provider.rs`, `docs/models.md`, `docs/settings.md` anew, a
 //! test; `openrouter` is one. A new protocol needs its arms in `model/providers/` besides.
 //!
-//! **a kind of job**: its row in `domain/job.rs`, its line in `runtime/jobs/mod.rs`, and its file beside that;
-//! `sweep_deliveries.rs` is one.
+//! **a kind of job**: its row in `domain/job.rs`, its lines in `runtime/jobs/mod.rs` (the module, the handler, and `PERIODIC`
+//! if it repeats for ever), and its file beside that; `sweep_deliveries.rs` is one.
 //!
 //! **an endpoint**: the shapes in `http/wire/`, the handler in the file of its resource, its line in the route table of
 //! [`http`], its rule in `http/access/rules.rs`, a test in `tests/it/api`, its callers in `tests/it/access/matrix.rs`, and

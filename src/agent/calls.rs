@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::Loop;
 use super::delegate::ChildResult;
-use super::driver::{PendingWrites, StepError, unanswerable_question, with_ids};
 use super::journal::{ExitReason, PendingWrite};
+use super::step::{PendingWrites, StepError, unanswerable_question, with_ids};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;

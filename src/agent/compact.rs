@@ -1,7 +1,7 @@
 //! The compaction of a conversation that a client asks for, or that makes room in a state that is too large.
 
-use super::driver::{PendingWrites, StepError, with_ids};
 use super::journal::{ExitReason, PendingWrite};
+use super::step::{PendingWrites, StepError, unanswerable_question, with_ids};
 use super::waiting::WaitedFor;
 use super::{Loop, LoopOutcome};
 use crate::domain::id::CheckpointId;
@@ -35,10 +35,7 @@ impl Loop<'_> {
                 return Err(ExitReason::Cancelled);
             }
             Err(halt) => {
-                let failure = halt
-                    .failure()
-                    .cloned()
-                    .unwrap_or_else(super::driver::unanswerable_question);
+                let failure = halt.failure().cloned().unwrap_or_else(unanswerable_question);
                 let failed = LoopOutcome::Failed(failure);
                 let outcome = self.waiting_or(machine, &mut pending, failed).await?;
                 return self.end(machine, pending, outcome).await;

@@ -8,23 +8,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::assemble::RegisteredAgent;
 use super::calls::{CallResult, record_answer};
-use super::driver::PendingWrites;
 use super::journal::{Child, ChildAdmission, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite};
+use super::step::PendingWrites;
+use super::subagent::{Subagent, changed_files};
 use super::subagent_registry::ReferencedAgent;
 use super::{Agent, Breakpoints, Loop, LoopOutcome};
 use crate::definition::form_problem;
-use crate::domain::background::{self, BackgroundTask};
 use crate::domain::call::{CallStatus, DelegationResult, ToolOutput};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, TaskId};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::limits::{Limits, Usage};
+use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
-use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::message::ToolCall;
 use crate::domain::run::{AfterDelegation, DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES, RunStatus};
-use crate::domain::state::{DELEGATED_PROMPT, File, FileWrites, State, Update};
+use crate::domain::state::{FileWrites, Update};
 use crate::domain::state_size::StateSize;
-use crate::domain::summarization;
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
 use crate::tool::files::FileClaims;
@@ -457,7 +456,7 @@ impl Loop<'_> {
             self.scope.budget.settle(self.scope.now()).await;
         }
         let output = match outcome {
-            LoopOutcome::Done | LoopOutcome::Paused => self.result(call, subagent, &machine.state, &input),
+            LoopOutcome::Done | LoopOutcome::Paused => subagent.result(call, self.agent, &machine.state, &input),
             LoopOutcome::Parked(questions) => return Ok(ChildResult::Parked { child: id, questions }),
             LoopOutcome::Failed(failure) => ToolOutput::error(call, failure_text(agent, &failure)),
         };
@@ -652,29 +651,6 @@ impl Loop<'_> {
             ..self.scope.clone()
         }
     }
-
-    /// Returns the result of a completed child run: the message for the parent, and the writes to shared fields.
-    fn result(&self, call: &ToolCall, subagent: &Subagent, state: &State, input: &Update) -> ToolOutput {
-        let mut writes = subagent.agent.shares.of(child_writes(state, input));
-        if subagent.is_external {
-            writes.fields.retain(|name, _| self.agent.declared.has(name));
-            writes.rules.retain(|name, _| self.agent.declared.has(name));
-        }
-        if subagent.is_external && self.agent.plan.rules.contains_key(background::FIELD) {
-            // Background tasks of the child run belong to the conversation, so the caller tracks them from now on.
-            BackgroundTask::all(state)
-                .iter()
-                .for_each(|task| writes.merge(task.write()));
-        }
-        writes.messages.push(Arc::new(final_message(call, state, input)));
-        ToolOutput {
-            writes,
-            ends: false,
-            is_logged: false,
-            changes: vec![],
-            failure: None,
-        }
-    }
 }
 
 /// A delegation whose child run is to be admitted.
@@ -730,81 +706,6 @@ struct ChildPlace {
     lineage: Lineage,
     /// The claims on files that the child run has to respect.
     claims: FileClaims,
-}
-
-/// A subagent with its limits at this place in the tree.
-struct Subagent {
-    agent: Arc<Agent>,
-    limits: Limits,
-    /// The depth from which the subagent's levels of delegation are counted.
-    base: u32,
-    step_limit: Option<u32>,
-    /// True if the definition is not the parent's, so that the two may have different fields.
-    is_external: bool,
-}
-
-impl Subagent {
-    /// Returns the hooks and the step limit: never more than the limit of the run.
-    fn plan(&self, run_step_limit: Option<u32>) -> Plan {
-        let plan = self.agent.plan.clone();
-        let own = self.step_limit.unwrap_or(plan.step_limit);
-        Plan {
-            step_limit: run_step_limit.map_or(own, |limit| limit.min(own)),
-            ..plan
-        }
-    }
-
-    /// Gives the child its input, unless it has one.
-    fn with_input(&self, child: Child, parent: &State) -> Child {
-        if child.input.is_some() {
-            return child;
-        }
-        Child {
-            input: Some(self.input(&child.order, parent)),
-            ..child
-        }
-    }
-
-    /// Returns the input for a task: the shared fields and one human message. An agent on another server receives only the
-    /// message.
-    fn input(&self, task: &DelegatedTask, parent: &State) -> Update {
-        let shared = || self.agent.shares.of(parent.for_subagent());
-        let mut input = if self.agent.remote().is_some() {
-            Update::none()
-        } else {
-            shared()
-        };
-        if self.is_external {
-            input.fields.retain(|name, _| self.agent.declared.has(name));
-        }
-        let mut order = task.description.clone();
-        if self.agent.is_fork {
-            order = format!(
-                "You are the subagent `{}` now. {FORK_PREAMBLE}\n\n{order}",
-                self.agent.name
-            );
-            // The fork goes on from what its caller's model reads.
-            let read = summarization::view(parent, parent.before_last_answer());
-            input.messages.extend(read);
-            // A program reads every shared field, and a fork continues as its caller.
-            if self.agent.program().is_none() {
-                input = Update {
-                    fields: parent.fields_for_fork(),
-                    ..input
-                }
-                .ruled(&parent.rules);
-            }
-        }
-        input.messages.extend_from_slice(&self.agent.initial);
-        input
-            .messages
-            .extend(task.initial_messages.iter().cloned().map(Arc::new));
-        input.messages.push(Arc::new(Message::human(order)));
-        if let Some(prompt) = &task.system_prompt {
-            input.fields.insert(DELEGATED_PROMPT.to_owned(), prompt.clone().into());
-        }
-        super::driver::with_ids(input)
-    }
 }
 
 /// Returns the writes of the start of a child run. A new `machine` gets its input, others continue.
@@ -902,51 +803,8 @@ fn lost_part(what: &str) -> ExitReason {
     ))
 }
 
-/// Returns the final message of a completed child run: the structured answer, or the last text.
-fn final_message(call: &ToolCall, state: &State, input: &Update) -> Message {
-    // Messages before the task belong to another agent.
-    let order = input.messages.last().and_then(|message| message.id.as_deref());
-    let text = state.conclusion_after(order).unwrap_or_else(|| EMPTY_RESULT.to_owned());
-    Message::tool(call, ToolStatus::Success, text)
-}
-
-const FORK_PREAMBLE: &str = "The conversation above led to the order below; it does not go on here, and its user does not \
-    hear you. Carry out the order yourself, without delegating: your caller sees your last message and nothing else.";
-
 /// The maximum number of delegations of one call after which its tool is called again.
 const MAX_DELEGATIONS: usize = 16;
-
-const EMPTY_RESULT: &str = "The subagent finished without saying anything.";
-
-/// Returns the writes of a child run: the difference between its last state and its input.
-fn child_writes(state: &State, input: &Update) -> Update {
-    let fields = state
-        .fields
-        .iter()
-        .filter(|(name, _)| state.shares(name))
-        .filter_map(|(name, value)| {
-            let rule = state.rules.get(name).copied().unwrap_or_default();
-            Some((name.clone(), rule.difference(input.fields.get(name), value)?))
-        });
-    Update {
-        messages: vec![],
-        files: changed_files(state, &input.files),
-        fields: fields.collect(),
-        ..Update::none()
-    }
-    .ruled(&state.rules)
-}
-
-/// Returns the files that a child run with this state has written and deleted since it had these files.
-fn changed_files(state: &State, input: &FileWrites) -> FileWrites {
-    let is_written = |(path, file): &(&String, &Arc<File>)| input.get(*path).and_then(Option::as_ref) != Some(*file);
-    let written = state.files.iter().filter(is_written);
-    let gone = input.keys().filter(|path| !state.files.contains_key(*path));
-    written
-        .map(|(path, file)| (path.clone(), Some(Arc::clone(file))))
-        .chain(gone.map(|path| (path.clone(), None)))
-        .collect()
-}
 
 /// Returns the text for the delegating model about a child run that failed or was cancelled.
 fn failure_text(subagent: &str, failure: &Failure) -> String {

@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use super::answer::AnswerStream;
 use super::fallback::{ModelAttempt, ModelStep};
 use super::hook_calls::ToolsOfHook;
 use super::journal::{ExitReason, PendingWrite};
+use super::step::{
+    PendingWrites, StepError, definition_changed, mint_answer_id, next_step, unanswerable_question, with_ids,
+};
 use super::waiting::WaitedFor;
 use super::{Breakpoints, Loop, LoopOutcome, end_fact};
 use crate::domain::call_ids::CallIdAllocator;
@@ -27,9 +29,6 @@ use crate::domain::summarization;
 use crate::middleware::{ModelAnswer, NextModel};
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
-
-/// Writes that are not committed yet.
-pub(super) type PendingWrites = Vec<PendingWrite>;
 
 impl Loop<'_> {
     /// Drives the run until it ends or waits. `pending` holds the writes before the first step: the input, and the
@@ -339,7 +338,6 @@ impl Loop<'_> {
         broken: &mut PendingWrites,
     ) -> ModelAttempt {
         let begun = Instant::now();
-        let model = answer.model_name();
         let received = self.receive_answer(asked, request, &mut answer);
         let received = self.scope.stop.run_until_cancelled(received);
         let received = self.leave.run_until_cancelled(received);
@@ -352,7 +350,7 @@ impl Loop<'_> {
         tracing::debug!(
             run = %self.scope.subagent.unwrap_or(self.scope.run),
             agent = self.scope.agent,
-            model,
+            model = answer.model_name(),
             outcome,
             duration_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             "model call ended"
@@ -427,61 +425,4 @@ impl Loop<'_> {
             message: "the stream closed before the answer was complete".to_owned(),
         })
     }
-}
-
-/// Creates the failure for a question that no client can answer.
-pub(super) fn unanswerable_question() -> Failure {
-    Failure::new("RuntimeError", "an interrupt was raised where no client can answer it")
-}
-
-/// The reason why a step ended early.
-pub(super) enum StepError {
-    /// A policy, tool or model halted the step.
-    Halted(Halt),
-    /// The loop has to be left.
-    Stopped(ExitReason),
-}
-
-impl From<Halt> for StepError {
-    fn from(halt: Halt) -> Self {
-        Self::Halted(halt)
-    }
-}
-
-impl From<ExitReason> for StepError {
-    fn from(stop: ExitReason) -> Self {
-        Self::Stopped(stop)
-    }
-}
-
-/// Creates the failure for a run whose agent has another definition now than when its step began: another assistant goes on
-/// with the step, or the definition was changed.
-pub(super) fn definition_changed(how: &str) -> StepError {
-    let message = format!(
-        "the step began with another definition of the agent: {how}. Go on with the assistant whose agent began it, or \
-         send a new message as `input`"
-    );
-    Halt::Fail(Failure::new("DefinitionChangedError", message)).into()
-}
-
-/// Returns the number of the current step.
-pub(super) fn next_step(machine: &Machine) -> i64 {
-    machine.step.map_or(0, |step| step + 1)
-}
-
-/// Creates the id of a model's message, in the form that clients expect.
-pub(super) fn mint_answer_id() -> String {
-    format!("lc_run--{}", CheckpointId::mint())
-}
-
-/// Gives every message of an update an id.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "clients compare messages with their own, whose ids have no order"
-)]
-pub fn with_ids(mut update: Update) -> Update {
-    for message in update.messages.iter_mut().filter(|m| m.id.is_none()) {
-        Arc::make_mut(message).id = Some(Uuid::new_v4().to_string());
-    }
-    update
 }

@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 
 use super::answer::AnswerStream;
 use super::answer_filters::AnswerFilters;
-use super::driver::{PendingWrites, mint_answer_id};
 use super::journal::PendingWrite;
+use super::step::{PendingWrites, mint_answer_id};
 use super::{Loop, ModelLoop};
 use crate::domain::event::{AnswerHead, Fact};
 use crate::domain::id::TaskId;

@@ -58,14 +58,16 @@ mod hook_calls;
 pub mod journal;
 mod program;
 mod progress;
+mod step;
+mod subagent;
 pub mod subagent_registry;
 mod trace;
 mod waiting;
 
-pub use driver::with_ids as identified;
 pub use journal::{
     Child, ChildAdmission, ChildRecord, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,
 };
+pub use step::with_ids as identified;
 pub use subagent_registry::{Forks, SubagentRegistry};
 pub use trace::set_conversation;
 

@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 
 use super::answer::AnswerStream;
 use super::calls::{UNKNOWN_OUTCOME, unknown_outcome};
-use super::driver::{PendingWrites, StepError, definition_changed, mint_answer_id, next_step, with_ids};
 use super::journal::PendingWrite;
+use super::step::{PendingWrites, StepError, definition_changed, mint_answer_id, next_step, with_ids};
 use super::{AgentProgram, Loop};
 use crate::definition::AfterCrash;
 use crate::domain::event::{AgentWork, AnswerHead};

@@ -1,8 +1,8 @@
 //! Progress events of tools and middleware.
 
 use super::Loop;
-use super::driver::PendingWrites;
 use super::journal::{ExitReason, PendingWrite};
+use super::step::PendingWrites;
 use crate::domain::event::Fact;
 use crate::domain::machine::Machine;
 use crate::tool::ProgressEvent;

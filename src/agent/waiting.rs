@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use super::Loop;
-use super::driver::PendingWrites;
 use super::journal::{ExitReason, PendingWrite, WaitingAgent};
+use super::step::PendingWrites;
 use crate::domain::id::{InterruptId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::Machine;

@@ -16,7 +16,8 @@ use crate::config::{self, CommandLineSettings, LoadedConfig, LogFormat, Problem,
 use crate::db::{Db, RowAccess};
 use crate::definition::AgentDefinition;
 use crate::definition::builtins::Builtin;
-use crate::definition::check::{RegisteredPolicy, is_word, tool_name_problem};
+use crate::definition::check::{RegisteredPolicy, tool_name_problem};
+use crate::definition::words::is_word;
 use crate::domain::time::{Clock, SystemClock};
 use crate::logging;
 use crate::middleware::{self, Middleware};

@@ -236,7 +236,7 @@ fn describe_tables(state: &DatabaseState) -> CheckOutcome {
         }
         TableState::Current => CheckOutcome::ok(format!(
             "{engine}: can be written, and the tables are current; when no server of the former release is left, \
-             `adjutant migrate --finish` lets servers store shorter rows"
+             `adjutant migrate --finish` lets servers store shorter rows, and each question once"
         )),
         TableState::Behind(count) => CheckOutcome::warn(
             format!("{engine}: can be written; {count} migrations are due"),

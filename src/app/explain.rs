@@ -19,6 +19,7 @@ use crate::definition::{
     suggestion,
 };
 use crate::domain::machine::HookPoint;
+use crate::domain::text_limits::cut_after;
 use crate::middleware::{Middleware, instance_name};
 use crate::shutdown::Shutdown;
 use crate::tool::remote;
@@ -242,7 +243,5 @@ fn line(text: &mut String, name: &str, value: &str) {
     if flat.is_empty() {
         return;
     }
-    let shown: String = flat.chars().take(SHOWN).collect();
-    let more = if shown.len() < flat.len() { "…" } else { "" };
-    let _ = writeln!(text, "       {name:<13}{shown}{more}");
+    let _ = writeln!(text, "       {name:<13}{}", cut_after(&flat, SHOWN, "…"));
 }

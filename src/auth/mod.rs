@@ -316,15 +316,7 @@ pub fn may_end(identity: &Identity) -> bool {
 
 /// Returns the id of the key of the database by which an identity was proved, if it was by one.
 fn stored_key_of(identity: &Identity) -> Option<ApiKeyId> {
-    match &identity.credential {
-        Credential::ApiKey(id) => ApiKeyId::read(id),
-        Credential::None
-        | Credential::Anonymous
-        | Credential::Server
-        | Credential::Call
-        | Credential::Jwt(_)
-        | Credential::Hook => None,
-    }
+    identity.credential.api_key().and_then(ApiKeyId::read)
 }
 
 /// Returns the value of a header that may be given once.

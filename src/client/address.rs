@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
-use url::{Host, Url};
+use url::Url;
 
 use super::error::{ClientError, ClientResult};
 use crate::config::client::ServerOptions;
+use crate::domain::loopback::is_protected;
 
 /// The address at which a server listens by default.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:8123";
@@ -35,7 +36,7 @@ impl ServerAddress {
                 is_given: false,
             },
         };
-        if options.api_key.is_some() && !options.insecure_http && !address.is_private() {
+        if options.api_key.is_some() && !options.insecure_http && !is_protected(&address.url) {
             return Err(ClientError::Usage(format!(
                 "the API key would go to {} over http, where others can read it: use https, or --insecure-http",
                 address.display()
@@ -58,17 +59,6 @@ impl ServerAddress {
     /// Returns the address for messages, without parts that may be secret.
     pub fn display(&self) -> String {
         self.url.origin().ascii_serialization()
-    }
-
-    /// Returns whether nobody between here and the server can read requests.
-    fn is_private(&self) -> bool {
-        let is_local = match self.url.host() {
-            Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
-            Some(Host::Ipv4(ip)) => ip.is_loopback(),
-            Some(Host::Ipv6(ip)) => IpAddr::V6(ip).to_canonical().is_loopback(),
-            None => false,
-        };
-        is_local || self.url.scheme() == "https"
     }
 }
 

@@ -206,8 +206,8 @@ pub struct MigrateCommand {
     /// The settings.
     #[command(flatten)]
     pub settings: CommandLineSettings,
-    /// Also finish the upgrade of a database on Postgres: servers store shorter rows from their next start on, and those of
-    /// the former release can work no longer. Fails if one of them is at work.
+    /// Also finish the upgrade of a database on Postgres: servers store shorter rows, and each question once, from their next
+    /// start on, and those of the former release can work no longer. Fails if one of them is at work.
     #[arg(long)]
     pub finish: bool,
 }
@@ -315,7 +315,7 @@ pub enum DataCommand {
         /// The tenant of the user.
         #[arg(long, default_value = Tenant::DEFAULT)]
         tenant: String,
-        /// Delete the user's entries of the audit, too, except those about users whom this user has deleted.
+        /// Delete the user's entries of the audit, too, except those about users whom this user has deleted and about API keys.
         #[arg(long)]
         audit: bool,
     },

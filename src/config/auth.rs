@@ -11,7 +11,7 @@ use url::Url;
 
 use super::policies::PoliciesSection;
 use super::sections::{KeySource, seconds};
-use crate::definition::check::{address_problem, is_word};
+use crate::definition::words::{address_problem, is_word};
 use crate::definition::{Diagnostic, FieldPath};
 use crate::domain::Invalid;
 use crate::domain::access::SharingRule;
@@ -19,6 +19,7 @@ use crate::domain::api_key::check_scopes;
 use crate::domain::filter::MetadataFilter;
 use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::jwt::JwtAlgorithm;
+use crate::domain::loopback::is_protected;
 use crate::domain::time::Timestamp;
 
 /// The largest tolerated difference of clocks, in seconds.
@@ -69,7 +70,7 @@ pub struct SharingSections {
 pub struct SharingSection {
     /// The metadata of what everybody in the tenant may read.
     pub read: Option<Map<String, Value>>,
-    /// The metadata of what everybody in the tenant may read and change, and start runs on.
+    /// The metadata of what everybody in the tenant may read and change, but not delete, and start runs on.
     pub write: Option<Map<String, Value>>,
 }
 
@@ -461,24 +462,12 @@ impl JwtSection {
                 ""
             };
             findings.push(error(address.0, format!("{problem}{hint}")));
-        } else if !is_https_or_loopback(address.1) {
+        } else if !Url::parse(address.1).is_ok_and(|url| is_protected(&url)) {
             let message = "must begin with https://, unless it is on this machine: who could change the keys on their \
                            way could log in as anybody";
             findings.push(error(address.0, message));
         }
     }
-}
-
-fn is_https_or_loopback(address: &str) -> bool {
-    Url::parse(address).is_ok_and(|url| {
-        let is_loopback = match url.host() {
-            Some(url::Host::Domain(name)) => name == "localhost",
-            Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
-            Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
-            None => false,
-        };
-        url.scheme() == "https" || is_loopback
-    })
 }
 
 impl HookSection {

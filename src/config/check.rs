@@ -7,8 +7,9 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::quotas::check_prices;
 use super::{AuthSection, ClusterSection, Config, EncryptionSection, ProviderSection, Server, ServerRole, TimeToLive};
-use crate::definition::check::{ValidationContext, address_problem, check_agent, check_tool, is_word};
+use crate::definition::check::{ValidationContext, check_agent, check_tool};
 use crate::definition::provider::PROVIDERS;
+use crate::definition::words::{address_problem, is_word};
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, Segment, check_headers};
 use crate::domain::name_patterns::is_pattern;
 use crate::domain::postgres_url::PostgresUrl;

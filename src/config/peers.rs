@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::sections::seconds;
 use super::webhooks::host_problems;
-use crate::definition::check::address_problem;
+use crate::definition::words::address_problem;
 use crate::definition::{Diagnostic, FieldPath, Headers, check_headers};
 
 /// `[peers]`: rules for other servers that run subagents, and how long to wait for them. Servers that definitions in

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::program_output::{output_of, read_secrets};
 use super::sections::seconds;
 use super::{Config, NamedEntries, variable};
-use crate::definition::check::is_word;
+use crate::definition::words::is_word;
 use crate::definition::{Diagnostic, FieldPath, Headers};
 
 /// The longest time for a program, in seconds.

@@ -265,8 +265,8 @@ pub struct Runtime {
     /// The maximum number of tool calls and model requests that one run makes at the same time, including its
     /// subagents; others wait.
     pub max_calls_per_run: usize,
-    /// The time after which a lease on a run expires if it is not renewed, in seconds. After a crash, another process
-    /// takes the run over after this time.
+    /// The time after which a lease on a run expires if it is not renewed, in seconds. Another process takes over the runs of
+    /// one that is suspended or cut off after this time, and those of one that has ended within two seconds.
     pub lease_s: f64,
     /// The interval at which leases are renewed, in seconds; less than the lease.
     pub heartbeat_s: f64,

@@ -8,8 +8,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 
 use super::sections::seconds;
-use crate::definition::check::is_word;
-use crate::definition::is_reserved_header;
+use crate::definition::header_name_problem;
 
 /// The name of the service, unless the settings say otherwise.
 const SERVICE_NAME: &str = "adjutant";
@@ -231,10 +230,7 @@ impl TelemetrySection {
             }
         }
         for name in self.headers.keys() {
-            if !is_word(name, 128, "!#$%&'*+.^`|~") {
-                problems.push((vec!["headers", name], "is not a header name".to_owned()));
-            } else if is_reserved_header(name) {
-                let reason = "is set by the connection itself and cannot be given";
+            if let Some(reason) = header_name_problem(name) {
                 problems.push((vec!["headers", name], reason.to_owned()));
             }
         }

@@ -8,8 +8,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 
 use super::sections::{KeySource, seconds};
-use crate::definition::check::is_word;
-use crate::definition::is_reserved_header;
+use crate::definition::header_name_problem;
 
 /// `[webhooks]`: the delivery of webhooks, and the addresses they may have.
 #[derive(Debug, Clone, Deserialize)]
@@ -117,10 +116,7 @@ impl WebhooksSection {
         }
         problems.extend(host_problems(&self.private_hosts, &self.allowed_hosts));
         for name in self.headers.keys() {
-            if !is_word(name, 128, "!#$%&'*+.^`|~") {
-                problems.push((vec!["headers", name], "is not a header name".to_owned()));
-            } else if is_reserved_header(name) {
-                let reason = "is set by the connection itself and cannot be given";
+            if let Some(reason) = header_name_problem(name) {
                 problems.push((vec!["headers", name], reason.to_owned()));
             }
         }

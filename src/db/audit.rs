@@ -223,7 +223,8 @@ pub struct PartOfUser<T> {
 
 /// Returns the ids of entries about a user that can be erased among the next `entries` of the tenant after this one. No index finds
 /// them, so that a statement looks through no more than a part. An entry that the user has deleted the data of a user stays: it
-/// names who has erased entries, also their own.
+/// names who has erased entries, also their own. So does one that the user has created or changed an API key: it names who has
+/// given the key to whoever erased them.
 pub async fn ids_of_user(
     tx: &mut Tx<'_>,
     tenant: &Tenant,
@@ -231,7 +232,7 @@ pub async fn ids_of_user(
     after: Uuid,
     entries: i64,
 ) -> DbResult<PartOfUser<Uuid>> {
-    const ERASABLE: &str = " and (action <> $5 or outcome <> 'allowed')";
+    const ERASABLE: &str = " and (action not in ($5, $6) or outcome <> 'allowed')";
     const SQL: &str = concatcp!("select entry_id from audit", OF_USER, ERASABLE, BY_TIME);
     let end = end_of_part(tx, tenant, after, entries).await?;
     let found = on_engine!(tx, |conn| query_scalar(SQL)
@@ -240,6 +241,7 @@ pub async fn ids_of_user(
         .bind(after)
         .bind(end.unwrap_or(LAST_ID))
         .bind(Action::UsersDelete.word())
+        .bind(Action::KeysWrite.word())
         .fetch_all(conn)
         .await)?;
     Ok(PartOfUser { found, end })

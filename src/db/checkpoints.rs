@@ -11,6 +11,7 @@ mod load;
 mod machine;
 
 use const_format::concatcp;
+use futures::future::BoxFuture;
 use serde::Deserialize;
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
@@ -19,8 +20,7 @@ use uuid::Uuid;
 pub use load::history;
 pub use load::{
     CheckpointSummary, HistoryQuery, LaterNewest, LaterSummary, NewestCheckpoint, Span, Visit, get, load_state,
-    load_summaries, load_summary, newest_later, newest_state, newest_summary, newest_summary_later, next_after,
-    shared_state, walk,
+    load_summaries, load_summary, newest_later, newest_state, newest_summary, newest_summary_later, next_after, walk,
 };
 pub use machine::{
     input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
@@ -32,7 +32,7 @@ use super::error::corrupt;
 use super::json::ColumnRef;
 use super::row::from_row;
 use super::statement::LaterRows;
-use super::{DbError, DbResult, Tx};
+use super::{DbError, DbResult, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::{Phase, Position};
@@ -197,7 +197,9 @@ pub(super) async fn insert_begun(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>], 
                 true => BEGIN,
                 false => placed.entry.source.word(),
             };
-            rows.push(NewRow::new(placed, segment, source, &mut packer)?);
+            let position = questions::stored_position(tx, placed.position);
+            rows.push(NewRow::new(placed, segment, source, &position, &mut packer)?);
+            drop(position);
             let referrer = BlobReferrer::Entry {
                 thread: placed.thread,
                 seq: placed.seq,
@@ -246,7 +248,14 @@ struct NewRow<'a> {
 }
 
 impl<'a> NewRow<'a> {
-    fn new(placed: &'a NewCheckpoint<'a>, segment: i64, source: &'static str, packer: &mut Packer) -> DbResult<Self> {
+    /// Encodes a checkpoint with its position as it is stored.
+    fn new(
+        placed: &'a NewCheckpoint<'a>,
+        segment: i64,
+        source: &'static str,
+        position: &Position,
+        packer: &mut Packer,
+    ) -> DbResult<Self> {
         let entry = placed.entry;
         let at = |column| cell(column, &entry.id.0);
         let shown = if entry.logged_writes.is_empty() {
@@ -260,7 +269,7 @@ impl<'a> NewRow<'a> {
             source,
             writes: packer.encode(&at("writes"), &StoredWrites(&entry.writes))?,
             shown,
-            position: packer.encode(&at("position"), placed.position)?,
+            position: packer.encode(&at("position"), position)?,
         })
     }
 }
@@ -313,7 +322,9 @@ pub async fn set_position(
         touched_by = case when run_id is distinct from $3 then $3 else touched_by end where checkpoint_id = $1 and thread_id = $4";
     const SEQ: &str = "select seq from checkpoints where checkpoint_id = $1 and thread_id = $2";
     let mut packer = Packer::of_thread(tx, thread).await?;
-    let position = packer.encode(&cell("position", &checkpoint.0), position)?;
+    let stored = questions::stored_position(tx, position);
+    let position = packer.encode(&cell("position", &checkpoint.0), &*stored)?;
+    drop(stored);
     if packer.has_blobs() {
         let seq: Option<i64> = on_engine!(tx, |conn| query_scalar(SEQ)
             .bind(checkpoint.0)
@@ -370,13 +381,18 @@ from_row! {
 }
 
 impl HeadRow {
-    async fn read(mut self, tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Head> {
-        let position = StoredText {
-            cell: cell("position", &self.checkpoint_id),
-            text: &mut self.position,
-        };
-        blobs::restore(tx, thread, vec![position]).await?;
-        self.try_into()
+    /// Reads the checkpoint with its position. In a box, since every future that reads a checkpoint would be larger.
+    fn read<'t>(mut self, tx: &'t mut Tx<'_>, thread: ThreadId) -> BoxFuture<'t, DbResult<Head>> {
+        Box::pin(async move {
+            let position = StoredText {
+                cell: cell("position", &self.checkpoint_id),
+                text: &mut self.position,
+            };
+            blobs::restore(tx, thread, vec![position]).await?;
+            let mut head: Head = self.try_into()?;
+            questions::put_back_at(tx, thread, &mut head.position).await?;
+            Ok(head)
+        })
     }
 }
 

@@ -18,6 +18,7 @@ use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::notifications;
 use super::own_thread::{self, KeptConnection, on_own_thread};
+use super::questions::KnownQuestions;
 use super::queue::{self, TransactionQueue};
 use super::reachability::{Reachability, check_writable};
 use super::row_security::{self, RowAccess};
@@ -73,6 +74,11 @@ pub struct Tx<'c> {
     pub(super) blob_min_chars: usize,
     /// True if new texts are stored in the [short form](super::short_form).
     pub(super) shortens: bool,
+    /// True if new positions and events are stored without the questions of their interrupts, see
+    /// [`questions`](super::questions).
+    pub(super) stores_questions_once: bool,
+    /// The questions that the transaction has read.
+    pub(super) questions: KnownQuestions,
     has_erased: &'c AtomicBool,
 }
 
@@ -86,6 +92,9 @@ pub(super) struct TxParts {
     /// True if new texts are stored in the [short form](super::short_form). On Postgres not before an
     /// [`upgrade`] is finished.
     pub(super) shortens: Arc<AtomicBool>,
+    /// True if new positions and events are stored without the questions of their interrupts. On Postgres not before an
+    /// [`upgrade`] is finished.
+    pub(super) stores_questions_once: Arc<AtomicBool>,
     /// The number of characters from which base64 content is stored as a blob.
     pub(super) blob_min_chars: usize,
     /// True if statements of Postgres are prepared once for each connection.
@@ -141,6 +150,8 @@ impl<'c> Tx<'c> {
             keys: TxKeys::default(),
             blob_min_chars: parts.blob_min_chars,
             shortens: parts.shortens.load(Ordering::Relaxed),
+            stores_questions_once: parts.stores_questions_once.load(Ordering::Relaxed),
+            questions: KnownQuestions::default(),
             has_erased: &parts.has_erased,
         }
     }
@@ -298,6 +309,7 @@ pub(super) async fn open(
     migration::migrate_sqlite(&mut conn).await?;
     // There is no other server.
     outfit.parts.shortens.store(true, Ordering::Relaxed);
+    outfit.parts.stores_questions_once.store(true, Ordering::Relaxed);
     outfit
         .parts
         .sealing
@@ -424,8 +436,11 @@ async fn open_postgres(
     // migrations may also take longer than other statements.
     let mut first = direct.connect(limits).await?;
     migration::migrate_postgres(&mut first).await?;
-    let shortens = upgrade::is_finished(&mut first).await?;
-    parts.shortens.store(shortens, Ordering::Relaxed);
+    let read = upgrade::forms_read(&mut first).await?;
+    parts.shortens.store(read.short_texts, Ordering::Relaxed);
+    parts
+        .stores_questions_once
+        .store(read.questions_once, Ordering::Relaxed);
     let sealing = &parts.sealing;
     sealing
         .check(&mut Tx::postgres(&mut first, parts, &RowAccess::Server))

@@ -214,10 +214,21 @@ async fn delete_with_jobs(tx: &mut Tx<'_>, table: OwnedTable, kind: JobKind, sub
     Ok(deleted)
 }
 
-/// Deletes what is found by a beginning of its text: idempotency keys and the daily use of accounts.
+/// Deletes what is found by a beginning of its text: idempotency keys and the daily use of accounts. The keys of a tenant are found
+/// by the tenant: a user may have some and own nothing, as after an erasure that was interrupted.
 async fn delete_by_names(tx: &mut Tx<'_>, request: &ErasureRequest) -> DbResult<()> {
     const ANSWERS: &str = "delete from idempotency_keys where idempotency_key >= $1 and idempotency_key < $2";
+    const ANSWERS_OF_TENANT: &str = "delete from idempotency_keys where tenant = $1";
     const USAGE: &str = "delete from daily_usage where subject >= $1 and subject < $2";
+    tx.erase_traces();
+    if request.subject.user.is_none() {
+        let tenant = request.subject.tenant.as_str();
+        on_engine!(tx, |conn| query(ANSWERS_OF_TENANT)
+            .bind(tenant)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
     for client in &request.clients {
         // `;` follows `:`, with which the beginning ends.
         let end = format!("{};", client.strip_suffix(':').unwrap_or(client));

@@ -9,10 +9,11 @@ use super::checkpoints::{self, EntryColumns, NewCheckpoint, OF_MAIN_AGENTS, OF_S
 use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
 use super::row::from_row;
-use super::{DbResult, Engine, Tx};
+use super::{DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::interrupt::Interrupt;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "events";
@@ -62,7 +63,10 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
         for placed in batch {
             let mut packer = Packer::of_thread(tx, placed.thread).await?;
             let id = bound_id(placed.thread, placed.seq);
-            rows.push((placed, packer.encode(&cell(&id), placed.fact)?));
+            rows.push((
+                placed,
+                packer.encode(&cell(&id), &*questions::stored_fact(tx, placed.fact))?,
+            ));
             let referrer = BlobReferrer::Entry {
                 thread: placed.thread,
                 seq: placed.seq,
@@ -255,6 +259,13 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         log.push(row.read(thread)?);
     }
     log.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    let mut asked: Vec<&mut Interrupt> = vec![];
+    for logged in &mut log {
+        if let Logged::Fact(Fact::Asked { interrupts, .. }) = &mut logged.what {
+            asked.extend(interrupts);
+        }
+    }
+    questions::put_back(tx, thread, asked).await?;
     Ok(log)
 }
 

@@ -1,11 +1,7 @@
 //! Folds writes to a state. The result is that of repeated [`State::apply`], but made for thousands of writes: nothing
 //! is copied, and messages are found by id in a hash map.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
-use crate::domain::message::{Message, Role};
-use crate::domain::message_list::MessageList;
+use crate::domain::message_index::MessageIndex;
 use crate::domain::state::{State, Update};
 use crate::domain::summarization;
 
@@ -13,15 +9,16 @@ use crate::domain::summarization;
 #[derive(Default)]
 pub(super) struct StateFold {
     state: State,
-    /// The indexes of the messages that are not compressed, by id.
-    indexes: HashMap<String, usize>,
+    index: MessageIndex,
 }
 
 impl From<State> for StateFold {
     /// Starts with a state.
     fn from(state: State) -> Self {
-        let indexes = indexes_by_id(&state.messages);
-        Self { state, indexes }
+        Self {
+            state,
+            index: MessageIndex::default(),
+        }
     }
 }
 
@@ -29,9 +26,7 @@ impl StateFold {
     /// Adds the writes of a step.
     pub(super) fn add(&mut self, writes: Vec<Update>) {
         for update in writes {
-            for message in update.messages {
-                self.put(message);
-            }
+            self.index.put_all(&mut self.state.messages, &update.messages);
             for (path, file) in update.files {
                 match file {
                     Some(file) => self.state.files.insert(path, file),
@@ -41,7 +36,7 @@ impl StateFold {
             let has_summary = update.fields.contains_key(summarization::EVENT);
             self.state.write(update.fields, &update.rules);
             if has_summary && self.state.compress() {
-                self.indexes = indexes_by_id(&self.state.messages);
+                self.index = MessageIndex::default();
             }
         }
     }
@@ -55,40 +50,6 @@ impl StateFold {
     pub(super) fn finish(self) -> State {
         self.state
     }
-
-    fn put(&mut self, message: Arc<Message>) {
-        let messages = &mut self.state.messages;
-        if message.id.as_deref().is_some_and(|id| messages.has_left(id)) {
-            return;
-        }
-        let is_compressed = message.id.as_deref().is_some_and(|id| messages.may_have_compressed(id));
-        if message.role == Role::Remove || is_compressed {
-            // Both are rare, and shift the indexes of other messages.
-            messages.put(&message);
-            self.indexes = indexes_by_id(messages);
-            return;
-        }
-        let known = message.id.as_deref().and_then(|id| self.indexes.get(id).copied());
-        if let Some(at) = known {
-            let earlier = messages.earlier_len();
-            messages.replace_recent(at, message);
-            if messages.earlier_len() != earlier {
-                self.indexes = indexes_by_id(messages);
-            }
-            return;
-        }
-        if let Some(id) = &message.id {
-            self.indexes.insert(id.clone(), messages.recent().len());
-        }
-        messages.push(message);
-    }
-}
-
-fn indexes_by_id(messages: &MessageList) -> HashMap<String, usize> {
-    let with_id = messages.recent().iter().enumerate();
-    with_id
-        .filter_map(|(at, message)| message.id.clone().map(|id| (id, at)))
-        .collect()
 }
 
 #[cfg(test)]
@@ -98,7 +59,7 @@ mod tests {
 
     use super::*;
     use crate::db::states;
-    use crate::domain::message::{REMOVE_ALL, ToolCall, ToolStatus};
+    use crate::domain::message::{Message, REMOVE_ALL, Role, ToolCall, ToolStatus};
 
     fn said(id: usize, text: &str) -> Update {
         let author = match id % 2 {
@@ -162,7 +123,11 @@ mod tests {
             said(7, "second"),
             said(399, "second"),
         ]);
-        writes.extend([summarized(390), removed("m9"), summarized(392), said(401, "first")]);
+        let mut several = removed("m9");
+        several.merge(removed("m380"));
+        several.merge(said(7, "third"));
+        several.merge(said(7, "second"));
+        writes.extend([summarized(390), several, summarized(392), said(401, "first")]);
         writes.extend((402..700).map(|id| said(id, "first")));
         writes.extend([summarized(650), said(401, "second"), summarized(651), said(5, "third")]);
         let mut expected = State::default();
@@ -173,7 +138,7 @@ mod tests {
             assert_eq!(fold.state().messages.earlier_len(), expected.messages.earlier_len());
         }
         assert_eq!(*fold.state(), expected);
-        assert_eq!(expected.messages.len(), 699);
+        assert_eq!(expected.messages.len(), 698);
         let text_of = |id: &str| {
             let found = expected.messages.newest(|message| message.id.as_deref() == Some(id));
             found.map(|message| message.content.text())
@@ -181,6 +146,7 @@ mod tests {
         assert_eq!(text_of("m7").as_deref(), Some("second"));
         assert_eq!(text_of("m401").as_deref(), Some("second"));
         assert_eq!(text_of("m9"), None);
+        assert_eq!(text_of("m380"), None);
         expected.apply(&left(650, 600, 500));
         fold.add(vec![left(650, 600, 500), said(3, "late"), said(700, "new")]);
         expected.apply(&said(3, "late"));

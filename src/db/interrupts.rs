@@ -1,6 +1,7 @@
 //! The table of interrupts: questions of agents to humans, their status and answers. They outlive the runs that asked.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use const_format::concatcp;
@@ -23,11 +24,13 @@ use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, ThreadId};
-use crate::domain::interrupt::Interrupt;
+use crate::domain::interrupt::{Interrupt, Question};
 use crate::domain::ruling::RowCondition;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "interrupts";
+/// The maximum number of ids in one statement; databases limit the number of bound values.
+const MAX_IDS: usize = 200;
 
 /// An interrupt with its source, status and answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -139,8 +142,13 @@ impl TryFrom<InterruptRow> for InterruptRecord {
             column,
             id: &row.interrupt_id,
         };
+        let interrupt: Interrupt = at("interrupt").decode(&row.interrupt)?;
+        // Nobody may answer a question that is not there.
+        if interrupt.lacks_question() {
+            return Err(at("interrupt").corrupt());
+        }
         Ok(Self {
-            interrupt: at("interrupt").decode(&row.interrupt)?,
+            interrupt,
             thread: ThreadId(row.thread_id),
             run: RunId(row.run_id),
             lane: lane_of(row.lane),
@@ -177,8 +185,8 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
     encoded.transpose()
 }
 
-/// Stores an interrupt. An interrupt that is raised again, as when a client resumes from the checkpoint before it,
-/// replaces the earlier interrupt and its answer. [`restore`] brings the earlier one back.
+/// Stores an interrupt. One with the id of an earlier interrupt, as servers of the former release may raise it after a jump,
+/// replaces that interrupt and its answer. [`restore`] brings the earlier one back.
 ///
 /// # Errors
 /// [`DbError::Conflict`] when the thread was deleted: by the end of the transaction, see
@@ -367,7 +375,40 @@ pub async fn visible(tx: &mut Tx<'_>, wanted: &VisibleInterrupts) -> DbResult<Ve
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
     let statement = tx.statement(FIND).bind(thread.0).bind(id.0.as_str());
     let row: Option<InterruptRow> = statement.fetch_optional().await?;
-    row.map(InterruptRecord::try_from).transpose()
+    let record = row.map(InterruptRecord::try_from).transpose()?;
+    tx.questions.keep(record.as_slice());
+    Ok(record)
+}
+
+/// Returns the questions of interrupts of a thread by their ids. Those that cannot be read are logged and left out.
+///
+/// # Errors
+/// [`DbError::Sealed`] when this server does not have the key of a question, and errors of the database.
+pub(super) async fn questions(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    ids: BTreeSet<String>,
+) -> DbResult<HashMap<InterruptId, Arc<Question>>> {
+    let ids: Vec<String> = ids.into_iter().collect();
+    let mut found = HashMap::with_capacity(ids.len());
+    for batch in ids.chunks(MAX_IDS) {
+        let rows: Vec<(String, String)> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new("select interrupt_id, interrupt from interrupts where thread_id = ");
+            sql.push_bind(thread.0).push(" and interrupt_id in (");
+            let mut list = sql.separated(", ");
+            for id in batch {
+                list.push_bind(id.clone());
+            }
+            sql.push(")");
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        for (id, interrupt) in rows {
+            let id = InterruptId(id);
+            let read = unless_corrupt(cell("interrupt", &id).decode::<Interrupt>(&interrupt))?;
+            found.extend(read.map(|interrupt| (id, interrupt.question)));
+        }
+    }
+    Ok(found)
 }
 
 /// Returns the interrupts of a thread in the order in which they were raised, optionally only those with one status.
@@ -401,7 +442,9 @@ pub async fn of_thread_later(
 impl LaterInterrupts {
     /// Reads the interrupts.
     pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Vec<InterruptRecord>> {
-        readable(self.0.fetch_all(tx).await?)
+        let records = readable(self.0.fetch_all(tx).await?)?;
+        tx.questions.keep(&records);
+        Ok(records)
     }
 }
 

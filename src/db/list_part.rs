@@ -48,6 +48,7 @@ pub(super) struct ListBuilder<T> {
     limit: i64,
     bytes: usize,
     left: usize,
+    to_skip: i64,
     is_over: bool,
 }
 
@@ -63,8 +64,22 @@ impl<T> ListBuilder<T> {
             limit,
             bytes,
             left: bytes,
+            to_skip: 0,
             is_over: limit <= 0,
         }
+    }
+
+    /// Starts a page whose rows are added one by one, of which the first `to_skip` are left out.
+    pub(super) fn skipping(to_skip: i64, limit: i64, bytes: usize) -> Self {
+        Self {
+            to_skip,
+            ..Self::new(limit, bytes)
+        }
+    }
+
+    /// Returns whether the page is complete.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
     }
 
     /// Returns the number of rows read so far.
@@ -102,16 +117,35 @@ impl<T> ListBuilder<T> {
     ) -> DbResult<()> {
         let is_last = i64::try_from(rows.len()).is_ok_and(|count| count < wanted);
         for row in rows {
-            let weight = weigh(&row);
-            if weight > self.left && !self.part.rows.is_empty() {
-                (self.part.is_cut, self.is_over) = (true, true);
+            if !self.has_room(weigh(&row)) {
                 return Ok(());
             }
-            self.left = self.left.saturating_sub(weight);
             self.part.rows.push(unless_corrupt(read(row))?);
         }
         self.is_over = is_last || self.count() >= self.limit;
         Ok(())
+    }
+
+    /// Adds a row that takes `weight` bytes of memory, unless it is one of those to skip, or the page is complete.
+    pub(super) fn add(&mut self, weight: usize, row: T) {
+        if self.to_skip > 0 {
+            self.to_skip -= 1;
+        } else if !self.is_over && self.has_room(weight) {
+            self.part.rows.push(Some(row));
+            self.is_over = self.count() >= self.limit;
+        }
+    }
+
+    /// Takes the memory of the next row. Returns false if there is not enough of it: the page is cut there.
+    fn has_room(&mut self, weight: usize) -> bool {
+        let has_room = weight <= self.left || self.part.rows.is_empty();
+        if has_room {
+            self.left = self.left.saturating_sub(weight);
+        } else {
+            self.part.is_cut = true;
+            self.is_over = true;
+        }
+        has_room
     }
 
     /// Returns the page.
@@ -158,5 +192,30 @@ mod tests {
         let (_, part) = filled(&[500; 2], 300, 1000);
         assert_eq!(part.rows.len(), 2);
         assert!(!part.is_cut);
+    }
+
+    #[test]
+    fn rows_that_are_added_one_by_one_are_skipped_counted_and_weighed() {
+        let added = |limit: i64, bytes: usize| {
+            let mut page = ListBuilder::skipping(2, limit, bytes);
+            for row in 1..=6 {
+                page.add(100, row);
+            }
+            let is_over = page.is_over();
+            (page.finish(), is_over)
+        };
+        let (part, is_over) = added(3, 1_000);
+        assert_eq!(part.rows, [Some(3), Some(4), Some(5)]);
+        assert!(!part.is_cut);
+        assert!(is_over);
+        let (part, is_over) = added(9, 1_000);
+        assert_eq!(part.rows, [Some(3), Some(4), Some(5), Some(6)]);
+        assert!(!is_over, "there may be more");
+        let (part, is_over) = added(9, 250);
+        assert_eq!(part.rows, [Some(3), Some(4)]);
+        assert!(part.is_cut);
+        assert!(is_over);
+        let (part, _) = added(0, 1_000);
+        assert!(part.rows.is_empty());
     }
 }

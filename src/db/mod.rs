@@ -60,6 +60,7 @@ mod operation;
 mod own_thread;
 mod pending_entries;
 pub mod postgres_checks;
+mod questions;
 mod queue;
 pub mod quotas;
 mod reachability;
@@ -242,6 +243,7 @@ impl Db {
             sealing: Sealing::new(keys),
             has_erased: Arc::default(),
             shortens: Arc::default(),
+            stores_questions_once: Arc::default(),
             blob_min_chars: limits.blob_min_chars,
             prepares: address.prepared_statements,
         };
@@ -305,6 +307,15 @@ impl Db {
             .parts
             .shortens
             .store(are_short, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Stores new positions and events with the questions of their interrupts, or without them.
+    #[cfg(test)]
+    fn set_questions_once(&self, are_once: bool) {
+        self.0
+            .parts
+            .stores_questions_once
+            .store(are_once, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Returns whether new values are sealed.

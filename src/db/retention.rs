@@ -103,11 +103,28 @@ async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::He
     Ok(())
 }
 
-/// Returns up to `limit` expired threads that are not busy, the first expired first.
-pub async fn expired(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
-    const SQL: &str = "select thread_id from threads where expires_at <= $1 and status <> 'busy' \
-        order by expires_at, thread_id limit $2";
-    select_ids(tx, SQL, now, limit).await
+/// The place of a thread among those that are due: they are in the order of a time, then of their ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DuePlace {
+    /// The time by which the threads are found.
+    pub at: Timestamp,
+    /// The thread.
+    pub thread: ThreadId,
+}
+
+impl DuePlace {
+    /// The place before all threads.
+    pub const START: Self = Self {
+        at: Timestamp(i64::MIN),
+        thread: ThreadId(Uuid::nil()),
+    };
+}
+
+/// Returns up to `limit` expired threads behind a place that are not busy, the first expired first.
+pub async fn expired(tx: &mut Tx<'_>, now: Timestamp, behind: DuePlace, limit: i64) -> DbResult<Vec<DuePlace>> {
+    const SQL: &str = "select thread_id, expires_at from threads where expires_at <= $1 \
+        and (expires_at, thread_id) > ($2, $3) and status <> 'busy' order by expires_at, thread_id limit $4";
+    select_due(tx, SQL, now, behind, limit).await
 }
 
 /// Makes the index of SQLite by which [`unpruned`] finds threads if that is used, else drops it: each change of a thread's state
@@ -123,21 +140,35 @@ pub async fn set_index_of_unpruned(tx: &mut Tx<'_>, is_used: bool) -> DbResult<(
     tx.statement(sql).execute_later().await
 }
 
-/// Returns up to `limit` threads that are not busy, whose state last changed at or before `until` and that were not
-/// pruned since, oldest first.
-pub async fn unpruned(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
-    const SQL: &str = "select thread_id from threads where (pruned_at is null or pruned_at < state_updated_at) \
-        and state_updated_at <= $1 and status <> 'busy' order by state_updated_at, thread_id limit $2";
-    select_ids(tx, SQL, until, limit).await
+/// Returns up to `limit` threads behind a place that are not busy, whose state last changed at or before `until` and that were
+/// not pruned since, oldest first.
+pub async fn unpruned(tx: &mut Tx<'_>, until: Timestamp, behind: DuePlace, limit: i64) -> DbResult<Vec<DuePlace>> {
+    const SQL: &str = "select thread_id, state_updated_at from threads \
+        where (pruned_at is null or pruned_at < state_updated_at) and state_updated_at <= $1 \
+        and (state_updated_at, thread_id) > ($2, $3) and status <> 'busy' \
+        order by state_updated_at, thread_id limit $4";
+    select_due(tx, SQL, until, behind, limit).await
 }
 
-async fn select_ids(tx: &mut Tx<'_>, sql: &'static str, at: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
-    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
-        .bind(at.0)
+async fn select_due(
+    tx: &mut Tx<'_>,
+    sql: &'static str,
+    until: Timestamp,
+    behind: DuePlace,
+    limit: i64,
+) -> DbResult<Vec<DuePlace>> {
+    let rows: Vec<(Uuid, i64)> = on_engine!(tx, |conn| query_as(sql)
+        .bind(until.0)
+        .bind(behind.at.0)
+        .bind(behind.thread.0)
         .bind(limit)
         .fetch_all(conn)
         .await)?;
-    Ok(ids.into_iter().map(ThreadId).collect())
+    let due = rows.into_iter().map(|(thread, at)| DuePlace {
+        at: Timestamp(at),
+        thread: ThreadId(thread),
+    });
+    Ok(due.collect())
 }
 
 /// Clears the expiry of a thread that was handled. The next change of the thread starts its TTL again.

@@ -1,6 +1,7 @@
 //! The table of runs: stores, reads, lists and deletes them. Handing runs to workers and ending them is in `claims`.
 
 mod below;
+mod children;
 mod claims;
 mod order;
 mod queue;
@@ -18,13 +19,15 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 pub use below::{count_waiting, members, successor, tree};
+pub use children::{
+    ChildRowUpdate, mark_begun_by, restore_children, set_child_status, stop_below, stop_children, update_child,
+};
 #[cfg(test)]
 pub use claims::unreported;
 pub use claims::{
     Claim, EndOfRun, LaterUnreported, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim,
-    end_fenced, first_seq, held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by, mark_reported,
-    mark_unreported, next_due_at, release, release_all, request_cancel, restore_children, set_child_status,
-    some_pending, some_running, stop_below, stop_children, store_fenced, unreported_later,
+    end_fenced, first_seq, held_by, is_cancelled_while_waiting, is_to_stop, mark_reported, mark_unreported,
+    next_due_at, release, release_all, request_cancel, some_pending, some_running, store_fenced, unreported_later,
 };
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_before_last, begun_by, begun_with, ended_among, latest};

@@ -11,7 +11,7 @@ use sqlx::{Connection, PgConnection, PgExecutor, query, query_scalar};
 use tokio::sync::watch;
 
 use super::error::{DbError, DbResult};
-use crate::domain::id::WorkerId;
+use crate::domain::id::RunId;
 
 /// The SQL condition that a connection to the current database holds the advisory lock with the number `{lock}`.
 pub(super) const IS_HELD: &str = "exists (select 1 from pg_locks \
@@ -26,8 +26,8 @@ pub struct SessionLock(pub(super) i64);
 impl SessionLock {
     /// Takes a new lock on a connection.
     async fn take(conn: impl PgExecutor<'_>) -> Result<Self, sqlx::Error> {
-        // This half of an id is random.
-        let bits = WorkerId::mint().0.as_u64_pair().1;
+        // This half of the id of a run is random.
+        let bits = RunId::mint().0.as_u64_pair().1;
         let lock = Self(i64::from_ne_bytes(bits.to_ne_bytes()));
         query("select pg_advisory_lock($1)").bind(lock.0).execute(conn).await?;
         Ok(lock)

@@ -8,7 +8,6 @@
 //! The dictionary is never changed, since stored texts need it. Another one would be another [`MARK`].
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -179,27 +178,49 @@ static RARE: [&str; 94] = [
 /// The first bytes of a text of the dictionary. None is shorter.
 type Beginning = [u8; 4];
 
-/// The places of the texts of the dictionary, those of [`RARE`] behind those of [`FREQUENT`], by their beginnings; the longest
-/// text first.
-static PLACES: LazyLock<BTreeMap<Beginning, Vec<usize>>> = LazyLock::new(|| {
-    let mut places: BTreeMap<Beginning, Vec<usize>> = BTreeMap::new();
-    for (place, text) in FREQUENT.iter().chain(&RARE).enumerate() {
-        if let Some(beginning) = text.as_bytes().first_chunk() {
-            places.entry(*beginning).or_default().push(place);
-        }
-    }
-    for list in places.values_mut() {
-        list.sort_by_key(|place| Reverse(text_at(*place).map_or(0, str::len)));
-    }
-    places
-});
+/// The texts of the dictionary by a hash of their beginnings.
+static TEXTS: LazyLock<TextsByHash> = LazyLock::new(TextsByHash::new);
 
-/// Returns a text of the dictionary.
-fn text_at(place: usize) -> Option<&'static str> {
-    let texts = FREQUENT
-        .get(place)
-        .or_else(|| RARE.get(place.checked_sub(FREQUENT.len())?));
-    texts.copied()
+/// A table with the texts of the dictionary. Texts are looked for at every second or third byte of what is shortened, and mostly
+/// there is none.
+struct TextsByHash(Vec<Vec<DictionaryText>>);
+
+/// A text of the dictionary.
+struct DictionaryText {
+    /// The place: that of a text in [`RARE`] is behind those in [`FREQUENT`].
+    place: usize,
+    text: &'static [u8],
+}
+
+impl TextsByHash {
+    fn new() -> Self {
+        let mut rows: Vec<Vec<DictionaryText>> = (0..=u8::MAX).map(|_| vec![]).collect();
+        for (place, text) in FREQUENT.iter().chain(&RARE).enumerate() {
+            let text = text.as_bytes();
+            if let Some(beginning) = text.first_chunk()
+                && let Some(row) = rows.get_mut(row_of(*beginning))
+            {
+                row.push(DictionaryText { place, text });
+            }
+        }
+        for row in &mut rows {
+            row.sort_by_key(|known| Reverse(known.text.len()));
+        }
+        Self(rows)
+    }
+
+    /// Returns the longest text with which `rest` begins.
+    fn longest(&self, rest: &[u8]) -> Option<&DictionaryText> {
+        let row = self.0.get(row_of(*rest.first_chunk()?))?;
+        row.iter().find(|known| rest.starts_with(known.text))
+    }
+}
+
+/// Returns the row of the texts with this beginning.
+fn row_of(beginning: Beginning) -> usize {
+    // The highest byte of a product depends on all bytes of the number.
+    let [.., highest] = u32::from_le_bytes(beginning).wrapping_mul(0x9e37_79b1).to_le_bytes();
+    usize::from(highest)
 }
 
 /// Returns whether a text is in the short form.
@@ -259,20 +280,15 @@ fn push_same(before: &[u8], rest: &[u8], output: &mut Vec<u8>) -> Option<usize> 
 
 /// Writes the code of the longest text of the dictionary with which `rest` begins. Returns the length of the text.
 fn push_text(rest: &[u8], output: &mut Vec<u8>) -> Option<usize> {
-    let places = PLACES.get(rest.first_chunk::<4>()?)?;
-    let found = places.iter().find_map(|place| {
-        let text = text_at(*place)?;
-        rest.starts_with(text.as_bytes()).then_some((*place, text.len()))
-    });
-    let (place, len) = found?;
-    match CODES.get(place) {
+    let DictionaryText { place, text } = TEXTS.longest(rest)?;
+    match CODES.get(*place) {
         Some(code) => output.push(*code),
         None => {
             let place = u8::try_from(place.checked_sub(CODES.len())?).ok()?;
             output.extend([SECOND, ZERO.checked_add(place)?]);
         }
     }
-    Some(len)
+    Some(text.len())
 }
 
 /// Writes the id with which `rest` begins. Returns its length.

@@ -1,8 +1,8 @@
-//! The sizes of what owners store. They are measured from time to time and not with each write. The checkpoints and
-//! events of a thread that were measured before are not read again.
+//! The sizes of what owners store. They are measured from time to time and not with each write. The checkpoints, events and
+//! interrupts of a thread that were measured before are not read again.
 
 use const_format::concatcp;
-use sqlx::{QueryBuilder, query, query_as};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::push_owner;
@@ -46,6 +46,9 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
         from checkpoints where thread_id = $1 and seq > $2";
     const EVENTS: &str = "select cast(coalesce(sum(octet_length(body)), 0) as bigint), coalesce(max(seq), 0) \
         from events where thread_id = $1 and seq > $2";
+    // The numbers of interrupts are those of events. In a copy it is the one that follows: it counts when the log has got there.
+    const INTERRUPTS: &str = "select cast(coalesce(sum(octet_length(interrupt)), 0) as bigint) \
+        from interrupts where thread_id = $1 and seq > $2 and seq <= $3";
     const SQLITE: &[&str] = &[
         concatcp!(CHECKPOINTS, OF_MAIN_AGENTS),
         concatcp!(CHECKPOINTS, OF_SUBAGENTS),
@@ -70,6 +73,13 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
         bytes = bytes.saturating_add(added.0);
         seq = seq.max(added.1);
     }
+    let asked: i64 = on_engine!(tx, |conn| query_scalar(INTERRUPTS)
+        .bind(thread.0)
+        .bind(after)
+        .bind(seq)
+        .fetch_one(conn)
+        .await)?;
+    bytes = bytes.saturating_add(asked);
     on_engine!(tx, |conn| query(STORE)
         .bind(thread.0)
         .bind(bytes)

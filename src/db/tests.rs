@@ -22,6 +22,7 @@ mod ownership;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
+mod questions;
 mod retention;
 mod row_security;
 mod runs;

@@ -1,11 +1,11 @@
 //! The end of an upgrade of several servers on Postgres: from then on servers may store what those of the former release do
 //! not read.
 //!
-//! A worker of this release has an id of version 8, see [`WorkerId::mint`](crate::domain::id::WorkerId::mint); those of former
-//! releases are of version 7. Once the upgrade is finished, constraints with one name allow no other workers: none has a lease,
-//! holds a run that is running, or has claimed a job. A lease alone would not do: a server that was suspended for days looks
-//! for runs and jobs before it knows that it has no lease, and it ends what it cannot read. In a database that servers of this
-//! release have made, it is so from the beginning; the migration has the same constraints.
+//! The id of a worker says what its server reads, see [`WorkerId::mint`](crate::domain::id::WorkerId::mint). Once the upgrade is
+//! finished, constraints with one name allow no workers that read less: none has a lease, holds a run that is running, or has
+//! claimed a job. A lease alone would not do: a server that was suspended for days looks for runs and jobs before it knows that
+//! it has no lease, and it ends what it cannot read. In a database that servers of this release have made, it is so from the
+//! beginning; the migration has the same constraints.
 
 use const_format::{concatcp, str_replace};
 use sqlx::{Connection, PgConnection, Postgres, Transaction, query_scalar, raw_sql};
@@ -14,38 +14,75 @@ use super::error::DbResult;
 use super::session_lock::IS_HELD;
 use super::workers::NOW_POSTGRES;
 
-/// Returns whether the upgrade is finished: every server that can be at work reads texts in the
-/// [short form](super::short_form).
-pub(super) async fn is_finished(conn: &mut PgConnection) -> DbResult<bool> {
-    const SQL: &str = "select exists (select 1 from pg_constraint \
-        where conrelid = to_regclass('runs') and conname = 'reads_short_texts')";
-    Ok(query_scalar(SQL).fetch_one(conn).await?)
+/// The condition that the worker `{worker}` is one of this release or a later one.
+const READS_ALL: &str = "substr({worker}::text, 29) collate \"C\" between '00000002' and '000000ff'";
+
+/// The forms of what is stored that every server can read which can be at work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FormsRead {
+    /// True if all read texts in the [short form](super::short_form).
+    pub(super) short_texts: bool,
+    /// True if all read positions and events without the [questions](super::questions) of their interrupts.
+    pub(super) questions_once: bool,
 }
 
-/// Finishes the upgrade, if it is not finished. Servers store texts in the short form from their next start on. Runs that
-/// servers of the former release have left are free for others. Returns false, without a change, if such a server is at work.
+/// Returns what every server reads that can be at work.
+pub(super) async fn forms_read(conn: &mut PgConnection) -> DbResult<FormsRead> {
+    // Servers of the release before the former one could finish an upgrade to it: then all read short texts.
+    const SQL: &str = "select conname::text from pg_constraint where conrelid = to_regclass('runs') \
+        and conname in ('reads_short_texts', 'reads_questions_once')";
+    let names: Vec<String> = query_scalar(SQL).fetch_all(conn).await?;
+    Ok(FormsRead {
+        short_texts: !names.is_empty(),
+        questions_once: names.iter().any(|name| name == "reads_questions_once"),
+    })
+}
+
+/// Returns whether the upgrade is finished: every server that can be at work reads all that this one may store.
+pub(super) async fn is_finished(conn: &mut PgConnection) -> DbResult<bool> {
+    Ok(forms_read(conn).await?.questions_once)
+}
+
+/// Finishes the upgrade, if it is not finished. Servers store all forms from their next start on. Runs that servers of the
+/// former release have left are free for others. Returns false, without a change, if such a server is at work.
 ///
 /// # Errors
 /// When the database fails, when another transaction uses a table for too long, or when the role may not change tables. The
 /// upgrade can be finished later then.
 pub(super) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
+    const OF_WORKER_ID: &str = str_replace!(READS_ALL, "{worker}", "worker_id");
+    const OF_WORKER: &str = str_replace!(READS_ALL, "{worker}", "worker");
+    // That of the former release is part of the new constraint.
+    const REPLACES: &str = "drop constraint if exists reads_short_texts, drop constraint if exists reads_questions_once, \
+        add constraint reads_questions_once check (";
     const IS_FORMER_AT_WORK: &str = concatcp!(
-        "select exists (select 1 from workers where substr(worker_id::text, 15, 1) <> '8' and (alive_until > ",
+        "select exists (select 1 from workers where not (",
+        OF_WORKER_ID,
+        ") and (alive_until > ",
         NOW_POSTGRES,
         " or session_lock is not null and ",
         str_replace!(IS_HELD, "{lock}", "workers.session_lock"),
         "))"
     );
     // Rows of jobs and runs that are there are not read: what remains of former workers does no harm.
-    const WORKERS: &str = "delete from workers where substr(worker_id::text, 15, 1) <> '8'; \
-        alter table workers drop constraint if exists reads_short_texts, \
-        add constraint reads_short_texts check (substr(worker_id::text, 15, 1) = '8')";
-    const JOBS: &str = "alter table jobs drop constraint if exists reads_short_texts, \
-        add constraint reads_short_texts check (substr(worker::text, 15, 1) = '8') not valid";
-    const RUNS: &str = "update runs set worker = null where depth = 0 and status = 'running' \
-        and substr(worker::text, 15, 1) <> '8'; \
-        alter table runs add constraint reads_short_texts \
-        check (status <> 'running' or substr(worker::text, 15, 1) = '8') not valid";
+    const WORKERS: &str = concatcp!(
+        "delete from workers where not (",
+        OF_WORKER_ID,
+        "); alter table workers ",
+        REPLACES,
+        OF_WORKER_ID,
+        ")"
+    );
+    const JOBS: &str = concatcp!("alter table jobs ", REPLACES, OF_WORKER, ") not valid");
+    const RUNS: &str = concatcp!(
+        "update runs set worker = null where depth = 0 and status = 'running' and not (",
+        OF_WORKER,
+        "); alter table runs ",
+        REPLACES,
+        "status <> 'running' or ",
+        OF_WORKER,
+        ") not valid"
+    );
     if is_finished(conn).await? {
         return Ok(true);
     }

@@ -6,6 +6,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::switch::SwitchOrTable;
 use crate::domain::approvers::Approvers;
 use crate::domain::condition::ArgumentCondition;
 use crate::domain::interrupt::{Decision, DecisionKind};
@@ -97,28 +98,12 @@ impl<'de> Deserialize<'de> for ExpiryDecision {
 }
 
 impl<'de> Deserialize<'de> for ApprovalRule {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Rule;
-
-        impl<'de> Visitor<'de> for Rule {
-            type Value = ApprovalRule;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true, false or a table with `allowed_decisions`")
-            }
-
-            fn visit_bool<E>(self, on: bool) -> Result<ApprovalRule, E> {
-                Ok(ApprovalRule::Switch(on))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ApprovalRule, A::Error> {
-                let choices = ApprovalChoices::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(ApprovalRule::Choices(Box::new(choices)))
-            }
-        }
-
-        deserializer.deserialize_any(Rule)
+        let expected = "true, false or a table with `allowed_decisions`";
+        Ok(match SwitchOrTable::read(deserializer, expected)? {
+            SwitchOrTable::Switch(on) => Self::Switch(on),
+            SwitchOrTable::Table(settings) => Self::Choices(Box::new(settings)),
+        })
     }
 }
 

@@ -15,6 +15,7 @@ use super::description::{MAX_DESCRIPTION, unknown_slots};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
+use super::words::is_word;
 use super::{
     AgentDefinition, ApprovalChoices, ApprovalRule, ClientRules, ExpiryDecision, MAX_EXPIRY_S, MAX_MODEL_NAMES,
     ModelNames, Policy, SubagentDefinition, SummarizationRule, UnknownSubagent,
@@ -224,23 +225,6 @@ pub fn check_model(field: &FieldPath, model: &str, context: &ValidationContext) 
     let mut check = Check::new(context);
     check.model(field, model);
     check.findings
-}
-
-/// Returns the reason why `text` is not an address that can be called.
-pub fn address_problem(text: &str) -> Option<String> {
-    match url::Url::parse(text) {
-        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => None,
-        Ok(_) => Some("must begin with http:// or https:// and name a host".to_owned()),
-        Err(error) => Some(format!("is no address: {error}")),
-    }
-}
-
-/// Returns whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
-pub fn is_word(word: &str, most: usize, more: &str) -> bool {
-    (1..=most).contains(&word.len())
-        && word
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
 }
 
 /// Returns whether a tool of this name may exist: a declared tool, a tool of a policy, or a tool of an MCP server.

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use crate::domain::message::ToolCall;
+use crate::domain::text_limits::cut_after;
 
 /// The maximum length of a description, in characters.
 pub const MAX_DESCRIPTION: usize = 4_000;
@@ -96,7 +97,7 @@ pub fn describe(template: &str, call: &ToolCall) -> String {
             },
         }
         if text.chars().count() > MAX_DESCRIPTION {
-            return cut(&text, MAX_DESCRIPTION);
+            return cut_after(&text, MAX_DESCRIPTION, "…");
         }
     }
     text
@@ -131,11 +132,11 @@ fn nested_argument<'a>(call: &'a ToolCall, path: &str) -> Option<&'a Value> {
 /// Returns a value as a reviewer reads it: a plain text as it is, all else as JSON.
 fn render_value(value: &Value) -> String {
     if let Some(text) = value.as_str().filter(|text| text.chars().all(is_plain)) {
-        return cut(text, MAX_VALUE);
+        return cut_after(text, MAX_VALUE, "…");
     }
     let json = value.to_string();
     let visible: String = json.chars().take(MAX_VALUE + 1).flat_map(visible).collect();
-    cut(&visible, MAX_VALUE)
+    cut_after(&visible, MAX_VALUE, "…")
 }
 
 /// Returns whether a character is one that is seen and stays on its line.
@@ -156,13 +157,6 @@ fn visible(letter: char) -> Vec<char> {
     } else {
         letter.escape_unicode().collect()
     }
-}
-
-fn cut(text: &str, length: usize) -> String {
-    if text.chars().count() <= length {
-        return text.to_owned();
-    }
-    text.chars().take(length).chain(['…']).collect()
 }
 
 #[cfg(test)]

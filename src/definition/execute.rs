@@ -5,13 +5,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use secrecy::{ExposeSecret, SecretString};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::check::is_word;
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::permission::{Permission, PermissionMode};
+use super::switch::SwitchOrTable;
+use super::words::is_word;
 use super::{AfterCrash, AgentDefinition, AgentSpec, Workspace, WorkspaceDefinition, WorkspaceKind};
 use crate::domain::path::{below, normalise};
 use crate::domain::pattern::trunk;
@@ -443,28 +442,12 @@ impl AgentDefinition {
 }
 
 impl<'de> Deserialize<'de> for ExecuteRule {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Rule;
-
-        impl<'de> Visitor<'de> for Rule {
-            type Value = ExecuteRule;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true, false or a table of settings")
-            }
-
-            fn visit_bool<E>(self, on: bool) -> Result<ExecuteRule, E> {
-                Ok(ExecuteRule::Switch(on))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ExecuteRule, A::Error> {
-                ExecuteSettings::deserialize(MapAccessDeserializer::new(map))
-                    .map(|settings| ExecuteRule::Settings(Box::new(settings)))
-            }
-        }
-
-        deserializer.deserialize_any(Rule)
+        let expected = "true, false or a table of settings";
+        Ok(match SwitchOrTable::read(deserializer, expected)? {
+            SwitchOrTable::Switch(on) => Self::Switch(on),
+            SwitchOrTable::Table(settings) => Self::Settings(Box::new(settings)),
+        })
     }
 }
 

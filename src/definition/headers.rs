@@ -1,7 +1,7 @@
 //! The headers of requests to other servers that a definition may set.
 
-use super::check::is_word;
 use super::diagnostic::Diagnostic;
+use super::words::is_word;
 use crate::domain::field_path::FieldPath;
 use crate::domain::headers::Headers;
 
@@ -18,8 +18,19 @@ const RESERVED: [&str; 8] = [
     "keep-alive",
 ];
 
+/// Returns why a header of this name cannot be given, continuing "the header …"; none if it can be.
+pub fn header_name_problem(name: &str) -> Option<&'static str> {
+    if !is_word(name, 128, "!#$%&'*+.^`|~") {
+        Some("is not a header name")
+    } else if is_reserved_header(name) {
+        Some("is set by the connection itself and cannot be given")
+    } else {
+        None
+    }
+}
+
 /// Returns whether only the connection sets a header of this name.
-pub fn is_reserved_header(name: &str) -> bool {
+fn is_reserved_header(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     RESERVED.contains(&name.as_str()) || name.starts_with("proxy-")
 }
@@ -29,13 +40,8 @@ pub fn check_headers(field: &FieldPath, headers: &Headers) -> Vec<Diagnostic> {
     let mut findings = vec![];
     for (name, value) in &headers.0 {
         let field = field.then(name);
-        if !is_word(name, 128, "!#$%&'*+.^`|~") {
-            findings.push(Diagnostic::error(field.clone(), "is not a header name"));
-        } else if is_reserved_header(name) {
-            findings.push(Diagnostic::error(
-                field.clone(),
-                "is set by the connection itself and cannot be given",
-            ));
+        if let Some(problem) = header_name_problem(name) {
+            findings.push(Diagnostic::error(field.clone(), problem));
         }
         if value.chars().any(char::is_control) {
             findings.push(Diagnostic::error(field, "must be one line without control characters"));

@@ -12,10 +12,11 @@ use sha2::{Digest as _, Sha256};
 
 pub use super::mcp_oauth::{ClientAuthentication, McpOAuth, OAuthGrant};
 
-use super::check::{address_problem, is_word};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::read_access::check_read_access;
+use super::words::{address_problem, is_word};
 use super::{AfterCrash, AgentDefinition, Headers, OnError, ReadAccess, ToolServerDefinition, check_headers};
+use crate::domain::loopback::is_protected;
 
 /// The longest name of a tool that every provider takes.
 pub(super) const LONGEST_NAME: usize = 64;
@@ -243,16 +244,7 @@ impl McpServerDefinition {
 
 /// Returns whether an address is one without encryption on another machine.
 fn is_unencrypted_elsewhere(address: &str) -> bool {
-    let Ok(url) = url::Url::parse(address) else {
-        return false;
-    };
-    let is_here = match url.host() {
-        Some(url::Host::Domain(name)) => name == "localhost",
-        Some(url::Host::Ipv4(address)) => address.is_loopback(),
-        Some(url::Host::Ipv6(address)) => address.is_loopback(),
-        None => false,
-    };
-    url.scheme() == "http" && !is_here
+    url::Url::parse(address).is_ok_and(|url| url.scheme() == "http" && !is_protected(&url))
 }
 
 /// Returns the reason why a server cannot have this name.

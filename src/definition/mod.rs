@@ -5,7 +5,7 @@
 //! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `read_access`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `summarization`, `workspace`, `sandbox_service`, `execute`, `source`, `remote` |
 //! | an agent with all that it has from its parent | `AgentSpec` in `agent` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
-//! | the checks and their messages | `check` and the `check` of each part; `read` and `strict` for wrong shapes; `validate` for all of it |
+//! | the checks and their messages | `check` and the `check` of each part; `words` for names and addresses; `read`, `strict` and `switch` for wrong shapes; `validate` for all of it |
 //! | several spellings of one meaning | `policy` (`resolved`), `inherit`, `profile` |
 //! | the spellings of other systems and of older times | `compat` |
 //! | stored definitions, and files beside them | `record`, `bundled_files` |
@@ -56,9 +56,11 @@ mod source;
 mod store;
 mod strict;
 mod summarization;
+mod switch;
 mod tool;
 mod tool_server;
 mod validate;
+pub mod words;
 mod workspace;
 
 use agent::is_default;
@@ -77,7 +79,7 @@ pub use configurable::Configurable;
 pub use diagnostic::{Diagnostic, FieldPath, Segment, Severity, nearest, suggestion};
 pub use execute::{CommandEnvironment, CommandNetwork, ExecuteRule, ExecuteSettings, Isolation};
 pub use general_purpose::{GENERAL_PURPOSE, GeneralPurpose};
-pub use headers::{check_headers, is_reserved_header};
+pub use headers::{check_headers, header_name_problem};
 pub use inherit::{Inherit, InheritedPolicies};
 pub use media_inputs::MediaInputs;
 pub use model_names::{MAX_MODEL_NAMES, ModelNames};

@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::check::address_problem;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
+use super::words::address_problem;
 use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition, SubagentMode, check_headers};
 use crate::domain::background::BackgroundAgent;
+use crate::domain::delivery::{MASKED_ADDRESS, is_masked};
 
 /// The fields that a reference to another agent may have: its name, the place of its definition, the way of calling it,
 /// and the limits of one delegation.
@@ -104,7 +105,7 @@ impl SubagentDefinition {
             }
         }
         findings.extend(check_headers(&field.then("headers"), &self.headers));
-        let webhook = self.webhook.as_deref().and_then(address_problem);
+        let webhook = self.webhook.as_deref().and_then(webhook_problem);
         findings.extend(webhook.map(|problem| Diagnostic::error(field.then("webhook"), problem)));
         findings
     }
@@ -177,6 +178,12 @@ impl SubagentDefinition {
             "is for subagents in the background, and `async = false` makes this one synchronous",
         )
     }
+}
+
+/// Reports an address to which no report can be sent.
+fn webhook_problem(address: &str) -> Option<String> {
+    let masked = || is_masked(address).then(|| MASKED_ADDRESS.to_owned());
+    address_problem(address).or_else(masked)
 }
 
 /// Checks the address of the server that has an agent.

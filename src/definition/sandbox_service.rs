@@ -6,9 +6,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::check::{address_problem, is_word};
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::mcp::LONGEST_TIMEOUT_S;
+use super::words::{address_problem, is_word};
 use super::{Headers, check_headers};
 
 /// A sandbox service behind HTTP. Workspaces of the kind `sandbox` name it.

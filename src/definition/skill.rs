@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::front_matter::{self, FrontMatter};
+use crate::domain::text_limits::first_chars;
 
 /// The name of the file that makes a folder a skill.
 pub const FILE: &str = "SKILL.md";
@@ -64,16 +65,16 @@ impl Skill {
         let mut warnings = vec![];
         let name = required(&fields, "name")?;
         warnings.extend(name_warning(&name, path));
-        let name = truncate(&name, MAX_NAME_CHARS);
+        let name = first_chars(&name, MAX_NAME_CHARS).to_owned();
         let described = required(&fields, "description")?;
-        let description = truncate(&described, MAX_DESCRIPTION_CHARS);
+        let description = first_chars(&described, MAX_DESCRIPTION_CHARS).to_owned();
         if description != described {
             warnings.push(format!(
                 "its `description` is cut off after {MAX_DESCRIPTION_CHARS} characters"
             ));
         }
         let compatibility =
-            scalar_text(fields.get("compatibility")).map(|text| truncate(&text, MAX_COMPATIBILITY_CHARS));
+            scalar_text(fields.get("compatibility")).map(|text| first_chars(&text, MAX_COMPATIBILITY_CHARS).to_owned());
         let metadata = fields.get("metadata").and_then(Value::as_object);
         let pairs = metadata.into_iter().flatten().filter(|(key, _)| *key != INCLUDE_TOOLS);
         let skill = Self {
@@ -159,11 +160,6 @@ fn name_warning(name: &str, path: &str) -> Option<String> {
         ));
     }
     (name != folder).then(|| format!("its `name` should be that of its folder, `{folder}`"))
-}
-
-/// Returns the first `max` characters.
-fn truncate(text: &str, max: usize) -> String {
-    text.chars().take(max).collect()
 }
 
 #[cfg(test)]

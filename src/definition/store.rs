@@ -1,13 +1,10 @@
 //! The access of agents to the Store.
 
-use std::fmt;
-
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::builtins::{Builtin, STORE};
 use super::diagnostic::{Diagnostic, FieldPath};
+use super::switch::SwitchOrTable;
 use crate::domain::item::template::NamespaceTemplate;
 
 /// The rule for an agent's access to the Store.
@@ -79,26 +76,11 @@ impl StoreRule {
 }
 
 impl<'de> Deserialize<'de> for StoreRule {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Rule;
-
-        impl<'de> Visitor<'de> for Rule {
-            type Value = StoreRule;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true, false or a table with `namespace`")
-            }
-
-            fn visit_bool<E>(self, on: bool) -> Result<StoreRule, E> {
-                Ok(StoreRule::Switch(on))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StoreRule, A::Error> {
-                NamespaceAccess::deserialize(MapAccessDeserializer::new(map)).map(StoreRule::Settings)
-            }
-        }
-
-        deserializer.deserialize_any(Rule)
+        let expected = "true, false or a table with `namespace`";
+        Ok(match SwitchOrTable::read(deserializer, expected)? {
+            SwitchOrTable::Switch(on) => Self::Switch(on),
+            SwitchOrTable::Table(settings) => Self::Settings(settings),
+        })
     }
 }

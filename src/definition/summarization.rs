@@ -1,12 +1,9 @@
 //! Summarisation: when the older part of a conversation is replaced by a summary in requests to the model.
 
-use std::fmt;
-
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath};
+use super::switch::SwitchOrTable;
 
 /// The rule for the summarisation of an agent's conversation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -218,28 +215,12 @@ impl SummarizationRule {
 }
 
 impl<'de> Deserialize<'de> for SummarizationRule {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Rule;
-
-        impl<'de> Visitor<'de> for Rule {
-            type Value = SummarizationRule;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true, false or a table with `trigger`, `keep` and other settings")
-            }
-
-            fn visit_bool<E>(self, on: bool) -> Result<SummarizationRule, E> {
-                Ok(SummarizationRule::Switch(on))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SummarizationRule, A::Error> {
-                SummarizationSettings::deserialize(MapAccessDeserializer::new(map))
-                    .map(|settings| SummarizationRule::Settings(Box::new(settings)))
-            }
-        }
-
-        deserializer.deserialize_any(Rule)
+        let expected = "true, false or a table with `trigger`, `keep` and other settings";
+        Ok(match SwitchOrTable::read(deserializer, expected)? {
+            SwitchOrTable::Switch(on) => Self::Switch(on),
+            SwitchOrTable::Table(settings) => Self::Settings(Box::new(settings)),
+        })
     }
 }
 

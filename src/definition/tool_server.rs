@@ -6,10 +6,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::check::{MOST_RETRIES, address_problem};
+use super::check::MOST_RETRIES;
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::mcp::{LONGEST_TIMEOUT_S, filter_problems, server_name_problem};
 use super::read_access::check_read_access;
+use super::words::address_problem;
 use super::{AfterCrash, Headers, OnError, ReadAccess, check_headers};
 
 /// The longest pause between two looks at the list of tools, in seconds.

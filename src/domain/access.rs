@@ -217,7 +217,7 @@ pub enum Reach {
 pub struct SharingRule {
     /// Metadata of resources that the whole tenant may read.
     pub read: Option<MetadataFilter>,
-    /// Metadata of resources that the whole tenant may read and change.
+    /// Metadata of resources that the whole tenant may read and change, but not delete.
     pub write: Option<MetadataFilter>,
 }
 
@@ -225,7 +225,8 @@ impl SharingRule {
     /// Returns the filters, one of which the metadata of a resource must match for the action.
     pub fn filters(&self, action: Action) -> impl Iterator<Item = &MetadataFilter> {
         let read = self.read.iter().filter(move |_| action.is_read());
-        read.chain(&self.write)
+        let write = self.write.iter().filter(move |_| action.verb() != "delete");
+        read.chain(write)
     }
 
     fn shares(&self, action: Action, metadata: &Map<String, Value>) -> bool {
@@ -706,6 +707,7 @@ mod tests {
         assert!(may(Action::ThreadsRead, "team"));
         assert!(!may(Action::ThreadsUpdate, "team"));
         assert!(may(Action::ThreadsUpdate, "open"));
+        assert!(!may(Action::ThreadsDelete, "open"));
         assert!(!may(Action::ThreadsRead, "private"));
     }
 

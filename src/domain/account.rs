@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::access::Ownership;
-use super::identity::{Credential, Identity, Tenant, UserId};
+use super::identity::{Identity, Tenant, UserId};
 
 /// The number of bytes of a digest that a name keeps.
 const DIGEST_BYTES: usize = 16;
@@ -46,15 +46,7 @@ impl QuotaLevel {
 impl Account {
     /// Returns the account of a caller.
     pub fn of(identity: &Identity) -> Self {
-        let key = match &identity.credential {
-            Credential::ApiKey(id) => id.as_str(),
-            Credential::None
-            | Credential::Anonymous
-            | Credential::Server
-            | Credential::Call
-            | Credential::Jwt(_)
-            | Credential::Hook => "",
-        };
+        let key = identity.credential.api_key().unwrap_or_default();
         Self::of_names(&identity.tenant, &identity.user, key)
     }
 
@@ -168,6 +160,7 @@ impl Default for RunQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::identity::Credential;
 
     fn account(tenant: &str, user: &str, key: Option<&str>) -> Account {
         Account::of(&Identity {

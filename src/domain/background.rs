@@ -14,6 +14,7 @@ use super::limits::{Limits, Usage};
 use super::message::Message;
 use super::run::RunStatus;
 use super::state::{State, Update};
+use super::text_limits::cut_after;
 use super::time::Timestamp;
 use super::visibility::Visibility as Seen;
 
@@ -482,10 +483,11 @@ pub const EMPTY_RESULT: &str = "(The agent finished without saying anything.)";
 
 /// Returns the text, truncated to the maximum length of a reported result.
 pub fn truncate(text: &str) -> String {
-    match text.char_indices().nth(MAX_RESULT_CHARS) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}\n[cut off after {MAX_RESULT_CHARS} characters]", &text[..end]),
-    }
+    cut_after(
+        text,
+        MAX_RESULT_CHARS,
+        &format!("\n[cut off after {MAX_RESULT_CHARS} characters]"),
+    )
 }
 
 /// The ancestors of a background run, and the limits that they set. Every run on the thread of a task carries this,

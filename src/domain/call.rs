@@ -1,5 +1,6 @@
 //! Tool calls of the current step, and their status.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -166,7 +167,8 @@ pub fn edited_call(state: &State, id: &str) -> Option<ReviewAction> {
 /// Returns the calls of `answer` that have no result among the `later` messages. A call that could not be parsed gets
 /// an error result at once.
 pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &State) -> Vec<Call> {
-    let is_open = |id: &str| !later.iter().any(|m| m.answers() == Some(id));
+    let answered: BTreeSet<&str> = later.iter().filter_map(|message| message.answers()).collect();
+    let is_open = |id: &str| !answered.contains(id);
     let readable = answer
         .tool_calls()
         .iter()

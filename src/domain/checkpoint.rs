@@ -98,7 +98,8 @@ pub struct Checkpoint {
     pub seq: i64,
     /// True if the checkpoint starts a branch: its parent already had a child.
     pub forks: bool,
-    /// The progress of the step that follows the checkpoint.
+    /// The progress of the step that follows the checkpoint. Its interrupts may be without their questions, which are in their
+    /// rows: a long history has many.
     pub position: Position,
     /// The state: the sum of all writes up to this checkpoint.
     pub state: State,

@@ -1,5 +1,7 @@
 //! Deliveries: webhook requests that report the end of a run.
 
+use url::Url;
+
 use super::access::Ownership;
 use super::id::{DeliveryId, RunId, ThreadId};
 use super::time::Timestamp;
@@ -83,5 +85,60 @@ impl DeliveryStatus {
     /// Parses the word that clients and the database use.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.word() == word)
+    }
+}
+
+/// The text in place of what is not shown of an address.
+const MASK: &str = "***";
+
+/// Returns the address of a webhook as it is shown. Its user and its query may be secrets, and runs, deliveries and definitions
+/// are read by more people than have named it.
+pub fn shown_address(address: &str) -> String {
+    let Ok(mut url) = Url::parse(address) else {
+        return MASK.to_owned();
+    };
+    let has_user = !url.username().is_empty() || url.password().is_some();
+    if !has_user && url.query().is_none() {
+        return address.to_owned();
+    }
+    if has_user && (url.set_username(MASK).is_err() || url.set_password(None).is_err()) {
+        return MASK.to_owned();
+    }
+    if url.query().is_some() {
+        url.set_query(Some(MASK));
+    }
+    url.to_string()
+}
+
+/// The problem of an address that [is masked](is_masked).
+pub const MASKED_ADDRESS: &str = "is shown here without its user or its query: give the whole address";
+
+/// Returns whether an address is a [shown](shown_address) one, with parts missing.
+pub fn is_masked(address: &str) -> bool {
+    Url::parse(address).map_or(address == MASK, |url| {
+        url.username() == MASK || url.query() == Some(MASK)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_shown_without_what_may_be_a_secret() {
+        for (address, shown) in [
+            ("https://a.example.org", "https://a.example.org"),
+            ("https://a.example.org/x#y", "https://a.example.org/x#y"),
+            ("https://a.example.org/x?token=secret", "https://a.example.org/x?***"),
+            ("https://ann:secret@a.example.org/x", "https://***@a.example.org/x"),
+            (
+                "https://:secret@a.example.org/?secret",
+                "https://***@a.example.org/?***",
+            ),
+            ("no secret address", "***"),
+        ] {
+            assert_eq!(shown_address(address), shown);
+            assert_eq!(is_masked(shown), address != shown, "{shown}");
+        }
     }
 }

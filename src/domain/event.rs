@@ -20,6 +20,8 @@ use super::stored;
 use super::time::Timestamp;
 use super::visibility::Visibility;
 
+mod visible;
+
 /// The name of the custom event that says how far a tool call is.
 pub const TOOL_PROGRESS: &str = "tool_progress";
 

@@ -1,5 +1,7 @@
 //! `command.goto`: parses the targets of a client's command and resolves them to one node of the agent's loop.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -181,12 +183,9 @@ fn read_one(call: &Value) -> Result<ToolCall, Invalid> {
 }
 
 fn check_ids(calls: &[ToolCall]) -> Result<(), Invalid> {
-    let twice = calls
-        .iter()
-        .enumerate()
-        .find(|(at, call)| calls[..*at].iter().any(|other| other.id == call.id));
-    match twice {
-        Some((_, call)) => Err(Invalid::new(
+    let mut ids = HashSet::new();
+    match calls.iter().find(|call| !ids.insert(call.id.as_str())) {
+        Some(call) => Err(Invalid::new(
             "command.goto",
             format!("has two calls with the id {:?}", call.id),
         )),

@@ -103,11 +103,19 @@ id_type!(
 );
 
 impl WorkerId {
-    /// Creates a new id that sorts after all earlier ones. It is a UUID of version 8, by which a database on Postgres tells this
-    /// release from former ones, whose servers have ids of version 7: see "Upgrades" in `docs/operations.md`.
+    /// The number of the forms in which rows are stored that this release reads: one more for each form that the release before
+    /// does not read.
+    const FORMS_READ: u32 = 2;
+
+    /// Creates a new id that sorts after all earlier ones. It is a UUID of version 8 that ends with the number of the forms which
+    /// this release reads. By that a database on Postgres tells it from former ones: the ids of their servers end with random
+    /// digits. See "Upgrades" in `docs/operations.md`.
     #[expect(clippy::disallowed_methods, reason = "it keeps the order of other ids")]
     pub fn mint() -> Self {
-        let ordered = Uuid::now_v7().into_bytes();
+        let mut ordered = Uuid::now_v7().into_bytes();
+        if let Some(end) = ordered.last_chunk_mut() {
+            *end = Self::FORMS_READ.to_be_bytes();
+        }
         Self(Builder::from_custom_bytes(ordered).into_uuid())
     }
 }
@@ -204,6 +212,16 @@ impl InterruptId {
         } else {
             format!("interrupt:{nth}")
         };
+        Self::of_name(task, &name)
+    }
+
+    /// Derives the id of the `nth` question of `task` in a step that was carried on to the checkpoint `head`. Several branches may
+    /// carry the same step on, and each numbers its own questions.
+    pub fn of_carried_task(task: TaskId, head: CheckpointId, nth: u32) -> Self {
+        Self::of_name(task, &format!("interrupt:{head}:{nth}"))
+    }
+
+    fn of_name(task: TaskId, name: &str) -> Self {
         Self(Uuid::new_v5(&task.0, name.as_bytes()).simple().to_string())
     }
 }

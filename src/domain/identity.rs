@@ -267,6 +267,14 @@ impl Credential {
         }
     }
 
+    /// Returns the id of the API key, if it is one.
+    pub fn api_key(&self) -> Option<&str> {
+        match self {
+            Self::ApiKey(id) => Some(id),
+            Self::None | Self::Anonymous | Self::Server | Self::Call | Self::Jwt(_) | Self::Hook => None,
+        }
+    }
+
     /// Returns whether the identity was proved by the caller.
     pub fn is_proof(&self) -> bool {
         matches!(self, Self::ApiKey(_) | Self::Jwt(_) | Self::Hook)

@@ -16,6 +16,7 @@ use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStat
 use super::path::{FOLDER, is_bundled, normalise};
 use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
 use super::summarization;
+use super::text_limits::first_chars;
 
 mod constructor;
 
@@ -357,7 +358,7 @@ fn read_files(value: &Value) -> Result<BTreeMap<String, Option<Arc<File>>>, Inva
     files
         .iter()
         .map(|(path, file)| {
-            let shown: String = path.chars().take(MAX_SHOWN_CHARS).collect();
+            let shown = first_chars(path, MAX_SHOWN_CHARS);
             let field = format!("files[{shown:?}]");
             let path = read_path(path).map_err(under(&field))?;
             let file = read_file(file).map_err(under(&field))?;

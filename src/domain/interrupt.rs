@@ -1,6 +1,6 @@
 //! Interrupts: questions to a human, and the decisions that answer them.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -19,11 +19,48 @@ pub struct Interrupt {
     pub task: TaskId,
     /// The hook or call that asked and receives the answer.
     pub asker: InterruptSource,
-    /// The question, and the form of a valid answer. Both may be large.
+    /// The question, and the form of a valid answer. Both may be large, so positions and events are stored without them: the
+    /// row of the interrupt has the question.
+    #[serde(default = "stored_elsewhere", skip_serializing_if = "is_stored_elsewhere")]
     pub question: Arc<Question>,
     /// The answer, from the moment a valid one is given until the hook or call has read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<Value>,
+    /// True if the question stays with the position, since no row is sure to have it: a former release has stored the position,
+    /// or the question was answered before its thread was copied.
+    #[serde(skip)]
+    pub is_inline: bool,
+}
+
+/// The question of an interrupt that was stored without it.
+static STORED_ELSEWHERE: LazyLock<Arc<Question>> = LazyLock::new(Arc::default);
+
+fn stored_elsewhere() -> Arc<Question> {
+    Arc::clone(&STORED_ELSEWHERE)
+}
+
+fn is_stored_elsewhere(question: &Arc<Question>) -> bool {
+    Arc::ptr_eq(question, &STORED_ELSEWHERE)
+}
+
+impl Interrupt {
+    /// Returns the interrupt without its question, as positions and events are stored.
+    #[must_use]
+    pub fn without_question(&self) -> Self {
+        Self {
+            id: self.id.clone(),
+            task: self.task,
+            asker: self.asker.clone(),
+            question: stored_elsewhere(),
+            answer: self.answer.clone(),
+            is_inline: false,
+        }
+    }
+
+    /// Returns whether the interrupt was stored without its question, which was not put back yet.
+    pub fn lacks_question(&self) -> bool {
+        is_stored_elsewhere(&self.question)
+    }
 }
 
 /// The source of an interrupt.

@@ -62,7 +62,9 @@ pub struct Position {
     /// before.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub outdated: BTreeSet<InterruptId>,
-    /// The number of questions that the current step has asked, from which their ids are derived.
+    /// The number of questions that were asked since the checkpoint at which the current step began. Their ids are derived from
+    /// it, and from the branch of a step that was carried on, so none is used twice: the row of an interrupt never gets another
+    /// question.
     #[serde(default, skip_serializing_if = "stored::is_default")]
     pub questions: u32,
     /// The number of steps that this run has taken, including hooks.
@@ -260,7 +262,11 @@ impl Machine {
             return None;
         };
         self.position.taken += 1;
-        self.clear_questions();
+        if update.is_empty() {
+            self.clear_questions();
+        } else {
+            self.end_questions();
+        }
         let entry = (!update.is_empty()).then(|| {
             self.state.apply(&update);
             let node = plan.hooks(point).get(next).map_or("", String::as_str);
@@ -293,7 +299,7 @@ impl Machine {
         self.position.taken += 1;
         self.position.model_input = None;
         self.position.reviewed.clear();
-        self.clear_questions();
+        self.end_questions();
         let mut update = Update::messages([message]);
         update.merge(extra);
         self.state.apply(&update);
@@ -451,7 +457,7 @@ impl Machine {
         }
         self.position.taken += 1;
         self.position.reviewed.clear();
-        self.clear_questions();
+        self.end_questions();
         let ends = answers.iter().any(|answer| answer.ends);
         let logged = (0..answers.len()).filter(|at| answers[*at].is_logged).collect();
         let mut writes: Vec<Update> = answers
@@ -517,9 +523,16 @@ impl Machine {
         }
     }
 
+    /// Removes the interrupts of the step. Those that follow at the same checkpoint have other ids.
     fn clear_questions(&mut self) {
         self.position.asked.clear();
         self.position.outdated.clear();
+    }
+
+    /// Removes the interrupts of a step that a checkpoint ends. The tasks of the next step, and with them the ids of its
+    /// interrupts, are others.
+    fn end_questions(&mut self) {
+        self.clear_questions();
         self.position.questions = 0;
     }
 
@@ -539,15 +552,20 @@ impl Machine {
             });
         }
         let first = self.position.questions;
+        let carried_to = self.head.filter(|_| self.position.carried_from.is_some());
         let interrupts: Vec<Interrupt> = questions
             .into_iter()
             .zip(first..)
             .map(|(question, number)| Interrupt {
-                id: InterruptId::of_task(task, number),
+                id: match carried_to {
+                    Some(head) => InterruptId::of_carried_task(task, head, number),
+                    None => InterruptId::of_task(task, number),
+                },
                 task,
                 asker: asker.clone(),
                 question: Arc::new(question),
                 answer: None,
+                is_inline: false,
             })
             .collect();
         self.position.questions += u32::try_from(interrupts.len()).unwrap_or(u32::MAX);

@@ -5,34 +5,31 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
 use std::sync::Arc;
 
-use serde::de::{SeqAccess, Visitor};
 use serde::ser::SerializeSeq;
-use serde::{Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 use serde_json::Value;
-use uuid::Uuid;
-use uuid::fmt::Hyphenated;
 
-use super::deflated::Deflated;
 use super::media::{media_kind, placeholder};
 use super::message::{Content, Message, REMOVE_ALL, Role};
+use super::message_index::MessageIndex;
 use super::size;
-use super::stored::MessagesWithIds;
+
+mod compressed;
+
+pub use compressed::CompressedMessages;
 
 /// The number of messages from which those that a summary stands for are compressed. Fewer would hardly get smaller, and
 /// a list of that many is small.
 const LEAST_COMPRESSED: usize = 128;
 /// The number of the newest messages that are never compressed: who looks for the last turns finds them here.
 const NEVER_COMPRESSED: usize = 64;
+/// The number of changes from which an index of the messages costs less than to search for each.
+const LEAST_INDEXED: usize = 32;
 /// The size from which media leave the state, in bytes, see [`size::of_value`]. Less, such as an address, is hardly larger
 /// than the text in its place.
 const LEAST_MEDIA: usize = 1024;
-/// The first character of an id in compressed messages whose last part is a UUID, which is not compressed.
-const WITH_UUID: char = '~';
-/// The first character of any other id there.
-const WHOLE: char = '=';
 /// The reason in the texts that are in the places of media.
 const SUMMARIZED: &str = "the conversation around it was summarised, and earlier checkpoints of the thread have it";
 
@@ -191,6 +188,31 @@ impl MessageList {
             Some(at) => self.replace_recent(at, Arc::clone(message)),
             None => self.recent.push(Arc::clone(message)),
         }
+    }
+
+    /// Does [`MessageList::put`] with each of these messages.
+    pub fn put_all(&mut self, messages: &[Arc<Message>]) {
+        if messages.len() < LEAST_INDEXED {
+            messages.iter().for_each(|message| self.put(message));
+            return;
+        }
+        MessageIndex::default().put_all(self, messages);
+    }
+
+    /// Does [`MessageList::put`] with each of these removals.
+    pub(super) fn remove(&mut self, removals: &[Arc<Message>]) {
+        let ids = removals.iter().filter_map(|message| message.id.as_deref());
+        let ids: HashSet<&str> = ids.filter(|id| !self.has_left(id)).collect();
+        if ids.is_empty() {
+            return;
+        }
+        if ids.contains(REMOVE_ALL) {
+            *self = Self::default();
+            return;
+        }
+        self.decompress();
+        self.recent
+            .retain(|message| message.id.as_deref().is_none_or(|id| !ids.contains(id)));
     }
 
     /// Replaces the message at an index of [`MessageList::recent`].
@@ -413,21 +435,6 @@ impl Serialize for MessageList {
     }
 }
 
-/// A part of the messages, as compressed JSON.
-pub struct CompressedMessages {
-    /// The messages without the UUIDs at the ends of their ids: as texts these would be half of it.
-    json: Deflated,
-    /// The UUIDs at the ends of the ids, in the order of the messages.
-    uuids: Box<[Uuid]>,
-    count: usize,
-    /// The sum of the messages' sizes, see [`size::of_message`].
-    size: usize,
-    /// The hashes of the messages' ids, sorted.
-    ids: Box<[u32]>,
-    /// True if there are large media.
-    has_media: bool,
-}
-
 /// A compressed message that was looked for.
 struct Found {
     /// The number of its part.
@@ -436,144 +443,6 @@ struct Found {
     messages: Vec<Arc<Message>>,
     /// The index of the message in the part.
     at: usize,
-}
-
-impl CompressedMessages {
-    /// Compresses messages. Returns none if reading them back did not return the same.
-    fn new(messages: &[Arc<Message>]) -> Option<Self> {
-        let ids = messages.iter().filter_map(|message| message.id.as_deref());
-        let uuids: Vec<Uuid> = ids.clone().filter_map(uuid_at_end).collect();
-        let mut hashes: Vec<u32> = ids.map(hash_of).collect();
-        hashes.sort_unstable();
-        let shorter: Vec<Option<String>> = messages
-            .iter()
-            .map(|message| message.id.as_deref().map(without_uuid))
-            .collect();
-        let stored = MessagesWithIds {
-            messages,
-            ids: &shorter,
-        };
-        let size: usize = messages.iter().map(|message| size::of_message(message)).sum();
-        let media: usize = messages.iter().map(|message| size_of_media(message)).sum();
-        let write = |writer: &mut dyn Write| -> std::io::Result<()> { Ok(serde_json::to_writer(writer, &stored)?) };
-        let json = match media > size / 4 {
-            true => Deflated::of_base64(write)?,
-            false => Deflated::of(write)?,
-        };
-        let compressed = Self {
-            json,
-            uuids: uuids.into_boxed_slice(),
-            count: messages.len(),
-            size,
-            ids: hashes.into_boxed_slice(),
-            has_media: media > 0,
-        };
-        let mut left = messages.iter();
-        let is_same = compressed.each(|message| left.next().is_some_and(|same| **same == message));
-        (is_same && left.next().is_none()).then_some(compressed)
-    }
-
-    /// Returns the messages.
-    pub fn messages(&self) -> Vec<Arc<Message>> {
-        let mut messages = Vec::with_capacity(self.count);
-        let is_whole = self.each(|message| {
-            messages.push(Arc::new(message));
-            true
-        });
-        debug_assert!(is_whole, "they were read once when they were compressed");
-        messages
-    }
-
-    /// Passes the messages to `visit`, as [`MessageList::try_each`] does.
-    fn try_each<E: serde::ser::Error>(&self, mut visit: impl FnMut(&Message) -> Result<(), E>) -> Result<(), E> {
-        let mut result = Ok(());
-        let is_whole = self.each(|message| {
-            result = visit(&message);
-            result.is_ok()
-        });
-        if result.is_ok() && !is_whole {
-            return Err(E::custom("compressed messages cannot be read"));
-        }
-        result
-    }
-
-    /// Passes the messages to `visit`, oldest first, until it returns false. Returns whether all were read and it never did.
-    fn each(&self, visit: impl FnMut(Message) -> bool) -> bool {
-        let text = self.json.text();
-        let mut json = serde_json::Deserializer::from_str(&text);
-        let reader = MessageReader {
-            uuids: self.uuids.iter(),
-            visit,
-        };
-        Deserializer::deserialize_seq(&mut json, reader).unwrap_or(false)
-    }
-
-    /// Returns the approximate size in memory, in bytes.
-    pub fn weight(&self) -> usize {
-        self.json.weight() + size_of_val(&*self.uuids) + size_of_val(&*self.ids)
-    }
-}
-
-impl std::fmt::Debug for CompressedMessages {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CompressedMessages")
-            .field("count", &self.count)
-            .field("bytes", &self.json.weight())
-            .finish_non_exhaustive()
-    }
-}
-
-/// Reads compressed messages one by one: a list of all of them would take much more than their text.
-struct MessageReader<'u, F> {
-    uuids: std::slice::Iter<'u, Uuid>,
-    visit: F,
-}
-
-impl<'de, F: FnMut(Message) -> bool> Visitor<'de> for MessageReader<'_, F> {
-    type Value = bool;
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("messages")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut messages: A) -> Result<bool, A::Error> {
-        while let Some(mut message) = messages.next_element::<Message>()? {
-            message.id = message.id.map(|id| with_uuid(&id, &mut self.uuids));
-            if !(self.visit)(message) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-}
-
-/// Returns the UUID with which an id ends, if it is written as the server writes one.
-fn uuid_at_end(id: &str) -> Option<Uuid> {
-    let at = id.len().checked_sub(Hyphenated::LENGTH)?;
-    let end = id.get(at..)?;
-    let uuid = Uuid::try_parse(end).ok()?;
-    let mut buffer = Uuid::encode_buffer();
-    let usual: &str = uuid.hyphenated().encode_lower(&mut buffer);
-    (usual == end).then_some(uuid)
-}
-
-/// Returns an id as compressed messages have it.
-fn without_uuid(id: &str) -> String {
-    match uuid_at_end(id) {
-        Some(_) => format!("{WITH_UUID}{}", &id[..id.len() - Hyphenated::LENGTH]),
-        None => format!("{WHOLE}{id}"),
-    }
-}
-
-/// Returns the id of [`without_uuid`]. The next of `uuids` is its UUID, if it has one.
-fn with_uuid(id: &str, uuids: &mut std::slice::Iter<'_, Uuid>) -> String {
-    match id.strip_prefix(WITH_UUID) {
-        Some(beginning) => {
-            let uuid = uuids.next().copied().unwrap_or_default();
-            format!("{beginning}{uuid}")
-        }
-        None => id.strip_prefix(WHOLE).unwrap_or(id).to_owned(),
-    }
 }
 
 /// Returns whether a call of the first `end` messages has no result.
@@ -687,71 +556,6 @@ mod tests {
         assert_eq!(json!(compressed), json!(plain));
         assert_eq!(compressed.size(), plain.size());
         assert!(compressed.earlier()[0].weight() < plain.size() / 4);
-    }
-
-    #[test]
-    fn ids_of_any_kind_read_back_as_they_were() {
-        const UUID: &str = "01a229d5-8395-70bd-afae-0508d3edd5aa";
-        let ids = [
-            UUID.to_owned(),
-            format!("lc_run--{UUID}"),
-            format!("é{UUID}"),
-            format!("~{UUID}"),
-            format!("={UUID}"),
-            format!("{UUID}:{UUID}"),
-            format!("urn:uuid:{UUID}"),
-            UUID.to_owned(),
-            format!("{UUID}~"),
-            UUID.to_uppercase(),
-            UUID.replace('-', ""),
-            format!("{{{UUID}}}"),
-            Uuid::nil().to_string(),
-            "é".repeat(20),
-            "~".to_owned(),
-            "=short".to_owned(),
-            String::new(),
-        ];
-        let mut messages: Vec<Arc<Message>> = ids
-            .iter()
-            .map(|id| Arc::new(Message::human("hi").with_id(id.clone())))
-            .collect();
-        messages.insert(3, Arc::new(Message::human("without an id")));
-        let part = CompressedMessages::new(&messages).expect("they read back");
-        assert_eq!(part.messages(), messages);
-        assert_eq!(part.uuids.len(), 9, "{:?}", part.uuids);
-        let list = MessageList {
-            earlier: vec![Arc::new(part)],
-            ..MessageList::default()
-        };
-        assert!(ids.iter().all(|id| list.may_have_compressed(id)));
-        assert_eq!(json!(list), json!(messages));
-    }
-
-    #[test]
-    fn messages_with_much_base64_read_back_as_they_were() {
-        let image = json!({"type": "image", "base64": "iVBORw0K".repeat(1_000), "mime_type": "image/png"});
-        let seen = Arc::new(Message::human(Content::Blocks(vec![image])).with_id("m1"));
-        let messages = [seen, Arc::new(Message::ai("a picture").with_id("m2"))];
-        let part = CompressedMessages::new(&messages).expect("they read back");
-        assert!(part.has_media);
-        assert_eq!(part.messages(), messages);
-    }
-
-    #[test]
-    fn a_list_of_which_a_part_cannot_be_read_is_not_sent_without_it() {
-        let (mut list, _) = compressed();
-        let beginning = br#"[{"type": "human", "content": "hi"}, "#;
-        let part = CompressedMessages {
-            json: Deflated::of(|writer| writer.write_all(beginning)).expect("a compressed text"),
-            uuids: Box::default(),
-            count: 2,
-            size: 0,
-            ids: Box::default(),
-            has_media: false,
-        };
-        assert!(serde_json::to_string(&list).is_ok());
-        list.earlier.push(Arc::new(part));
-        assert!(serde_json::to_string(&list).is_err());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::account::RunQueue;
 use super::background::TaskLineage;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, DefinitionDigest, InterruptId, RunId, TaskId, ThreadId, WorkerId};
-use super::identity::{Identity, Tenant, UserId, UserRole};
+use super::identity::{Credential, Identity, Tenant, UserId, UserRole};
 use super::machine::Failure;
 use super::message::Message;
 use super::run_config::{configurable, configurable_mut};
@@ -346,6 +346,15 @@ impl RunCaller {
             scopes: is_limited.then(|| self.permissions.clone()),
             claims: self.claims.clone(),
             ..Identity::server_for(&owner)
+        }
+    }
+
+    /// Returns an identity that may do no more than the user may by roles, scopes and policies, for decisions about what the
+    /// server does for the user.
+    pub fn to_restricted_identity(&self) -> Identity {
+        Identity {
+            credential: Credential::Call,
+            ..self.to_identity()
         }
     }
 

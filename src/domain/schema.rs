@@ -251,6 +251,17 @@ impl fmt::Debug for Schema {
     }
 }
 
+/// Returns whether a schema means the same inside another one. References and ids would point elsewhere.
+pub fn can_be_embedded(schema: &Value) -> bool {
+    match schema {
+        Value::Object(fields) => fields
+            .iter()
+            .all(|(name, field)| !name.starts_with('$') && can_be_embedded(field)),
+        Value::Array(items) => items.iter().all(can_be_embedded),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
+    }
+}
+
 /// Counts the values inside a value, itself included.
 fn count(value: &Value) -> u64 {
     let inner = match value {

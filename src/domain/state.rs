@@ -235,6 +235,11 @@ impl Update {
         is_hidden(field) || self.rules.get(field).is_some_and(|rule| rule.is_hidden())
     }
 
+    /// Returns whether clients see nothing of the update.
+    pub fn shows_nothing(&self) -> bool {
+        self.messages.is_empty() && self.files.is_empty() && self.fields.keys().all(|name| self.hides(name))
+    }
+
     /// Returns the update without the fields that are hidden from clients.
     pub fn public(&self) -> Update {
         let mut visible = self.clone();
@@ -343,9 +348,7 @@ impl State {
 
     /// Applies `update` to the state.
     pub fn apply(&mut self, update: &Update) {
-        for message in &update.messages {
-            self.messages.put(message);
-        }
+        self.messages.put_all(&update.messages);
         for (path, file) in &update.files {
             match file {
                 Some(file) => self.files.insert(path.clone(), Arc::clone(file)),

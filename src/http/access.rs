@@ -33,6 +33,7 @@ use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
 use crate::domain::call_token::CallBinding;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
+use crate::domain::text_limits::first_chars;
 use crate::runtime::{AccessError, AccessRefusal, DefinitionError, ResourceRef};
 use rules::{Rule, Subject, rule_of};
 
@@ -145,7 +146,12 @@ impl Api {
     pub(super) fn check_agent(&self, action: Action, graph_id: &str) -> Result<(), ApiError> {
         let checked = self.access.check_agent(&self.caller, action, graph_id);
         if checked.is_err() {
-            audit::record(self, action, || format!("graph:{}", beginning_of(graph_id)), &checked);
+            audit::record(
+                self,
+                action,
+                || format!("graph:{}", first_chars(graph_id, MAX_RESOURCE_CHARS)),
+                &checked,
+            );
         }
         checked.map_err(|_| match self.access.agents_of(&self.caller).is_allowed(graph_id) {
             true => DefinitionError::Taken(graph_id.to_owned()).into(),
@@ -318,19 +324,10 @@ pub(super) fn resource_text(variables: &RawPathParams) -> String {
         let id = Some(value).filter(|_| UUIDS.contains(&name));
         match id.and_then(|id| id.parse::<Uuid>().ok()) {
             Some(id) => text.push_str(id.hyphenated().encode_lower(&mut Uuid::encode_buffer())),
-            None => text.push_str(beginning_of(value)),
+            None => text.push_str(first_chars(value, MAX_RESOURCE_CHARS)),
         }
     }
     text
-}
-
-/// Returns as much of a part of a path as the audit repeats.
-fn beginning_of(part: &str) -> &str {
-    if part.len() <= MAX_RESOURCE_CHARS {
-        return part;
-    }
-    let end = part.char_indices().nth(MAX_RESOURCE_CHARS).map(|(at, _)| at);
-    end.and_then(|end| part.get(..end)).unwrap_or(part)
 }
 
 /// Returns the resource that the path names. A malformed id names nothing: the handler refuses it by its name.

@@ -14,7 +14,7 @@ use super::access;
 use super::client::peer_address;
 use super::error::{ApiError, ErrorBody};
 use super::extract::Params;
-use super::wire::{Object, json};
+use super::wire::{Object, json, read_id};
 use crate::db::audit::{self, AuditSearch};
 use crate::db::{DbError, RowAccess};
 use crate::domain::access::Action;
@@ -193,9 +193,7 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
         let time = text.map(|text| Timestamp::read(text).ok_or_else(|| ApiError::bad_parameter(name, text)));
         time.transpose()
     };
-    let before = params
-        .text("before")
-        .map(|id| id.parse().map_err(|_| ApiError::bad_id("audit entry")));
+    let before = params.text("before").map(|id| read_id(id, "audit entry"));
     let wanted = AuditSearch {
         tenant: api.caller.tenant.clone(),
         user: params.text("user").map(str::to_owned),

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{ConnectInfo, Request};
-use axum::http::Version;
 use axum::response::Response;
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
@@ -28,7 +27,7 @@ use crate::metrics::Metrics;
 use open::OpenConnections;
 pub use open::max_for_descriptors;
 pub(super) use open::{ConnectionHandle, RequestGuard};
-use stalled::{StreamTasks, TimedWrites, in_pieces};
+use stalled::{BodyInPieces, StreamTasks, TimedWrites, in_pieces};
 
 mod open;
 mod stalled;
@@ -180,9 +179,9 @@ fn track_requests(
     handle: ConnectionHandle,
 ) -> impl Service<
     Request<Incoming>,
-    Response = Response,
+    Response = Response<BodyInPieces>,
     Error = Infallible,
-    Future = impl Future<Output = Result<Response, Infallible>> + Send + 'static,
+    Future = impl Future<Output = Result<Response<BodyInPieces>, Infallible>> + Send + 'static,
 > + Send {
     let inner = TowerToHyperService::new(router);
     service_fn(move |mut request: Request<Incoming>| {
@@ -190,11 +189,10 @@ fn track_requests(
         let extensions = request.extensions_mut();
         extensions.insert(ConnectInfo::<SocketAddr>(handle.peer()));
         extensions.insert(handle.clone());
-        let is_http_2 = request.version() == Version::HTTP_2;
         let answer = inner.call(request);
         async move {
             let response = hold_until_sent(answer.await?, guard);
-            Ok(if is_http_2 { in_pieces(response) } else { response })
+            Ok(in_pieces(response))
         }
     })
 }

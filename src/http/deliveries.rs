@@ -6,7 +6,7 @@ use axum::response::Response;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiPath, DeliveryPath, Params};
 use super::wire::delivery::DeliveryView;
-use super::wire::json;
+use super::wire::{json, read_id};
 use super::{Api, JsonResult};
 use crate::db::deliveries::{self, DeliverySearch};
 use crate::domain::access::Action;
@@ -24,12 +24,8 @@ use crate::domain::id::{RunId, ThreadId};
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError> {
     let page = params.page(10)?;
-    let run = params
-        .text("run_id")
-        .map(|id| id.parse::<RunId>().map_err(|_| ApiError::bad_id("run")));
-    let thread = params
-        .text("thread_id")
-        .map(|id| id.parse::<ThreadId>().map_err(|_| ApiError::bad_id("thread")));
+    let run = params.text("run_id").map(|id| read_id::<RunId>(id, "run"));
+    let thread = params.text("thread_id").map(|id| read_id::<ThreadId>(id, "thread"));
     let query = DeliverySearch {
         scope: api.scope(Action::DeliveriesSearch),
         run: run.transpose()?,

@@ -14,7 +14,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::wire::agent::DiagnosticView;
+use super::wire::diagnostic::DiagnosticView;
 use crate::auth::KeyError;
 use crate::db::{DbError, warn_of};
 use crate::domain::Invalid;
@@ -23,6 +23,7 @@ use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
 use crate::domain::identity::Tenant;
 use crate::domain::item::ItemError;
 use crate::domain::quota::{QuotaKind, QuotaReached};
+use crate::domain::text_limits::first_chars;
 use crate::runtime::{
     AssignedToOthers, AssistantError, CallFileError, CancelError, CronError, DefinitionError, DeleteRunError,
     ResolveError, RevokeError, StartError, StateWriteError, StoreError,
@@ -35,8 +36,8 @@ pub const RESUME_GAP: &str = "resume_gap";
 const INTERRUPT_STALE: &str = "interrupt_stale";
 
 /// Returns the beginning of a text of the request, for an error.
-pub(super) fn shortened(text: &str) -> String {
-    text.chars().take(200).collect()
+pub(super) fn shortened(text: &str) -> &str {
+    first_chars(text, 200)
 }
 
 /// An error response.
@@ -105,6 +106,15 @@ impl ApiError {
     pub fn with_retry_after(self, seconds: u32) -> Self {
         Self {
             retry_after: Some(seconds),
+            ..self
+        }
+    }
+
+    /// Names the limit that is reached.
+    #[must_use]
+    fn at_limit(self, name: &str) -> Self {
+        Self {
+            limit: Some(name.into()),
             ..self
         }
     }
@@ -405,7 +415,8 @@ impl ApiError {
     /// The thread or client has as many open streams as allowed. `scope` is `thread` or `client`.
     pub fn too_many_streams(scope: &str, limit: usize) -> Self {
         let message = format!("This {scope} has {limit} open streams, and more are not allowed. Close one first.");
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", message).with_retry_after(1)
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", message).with_retry_after(1);
+        error.at_limit(&format!("max_streams_per_{scope}"))
     }
 
     /// The MCP session does not exist for the client.
@@ -419,7 +430,8 @@ impl ApiError {
         let message = format!(
             "All MCP sessions of this client ({limit} at most) or of this server are in use. End one first, by DELETE."
         );
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_mcp_sessions", message).with_retry_after(1)
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_mcp_sessions", message).with_retry_after(1);
+        error.at_limit("mcp_sessions")
     }
 
     /// The client has cancelled a call of an agent.
@@ -629,7 +641,8 @@ impl From<KeyError> for ApiError {
             KeyError::Revoked => Self::new(StatusCode::CONFLICT, "key_revoked", error.to_string()),
             KeyError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_keys", error.to_string()),
             KeyError::TooManyTickets => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_tickets", error.to_string()).with_retry_after(60)
+                let refusal = Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_tickets", error.to_string());
+                refusal.with_retry_after(60).at_limit("unused_tickets")
             }
             KeyError::Off => Self::new(StatusCode::CONFLICT, "auth_disabled", error.to_string()),
             KeyError::Unavailable(cause) => {
@@ -677,11 +690,13 @@ impl From<StartError> for ApiError {
             StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             StartError::QueueFull(_) => {
                 let message = format!("{error}. The limit is `max_queued_runs` in the section `[runtime]`");
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).with_retry_after(5)
+                let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).with_retry_after(5);
+                error.at_limit("max_queued_runs")
             }
             StartError::ThreadFull(_) => {
                 let message = format!("{error}. The limit is `max_queued_runs_per_thread` in the section `[runtime]`");
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "thread_queue_full", message).with_retry_after(5)
+                let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "thread_queue_full", message).with_retry_after(5);
+                error.at_limit("max_queued_runs_per_thread")
             }
             StartError::QuestionPending(ids) => {
                 let message = format!("The thread has open interrupts: {}", list(&ids));

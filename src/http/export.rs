@@ -361,10 +361,7 @@ async fn thread_lines(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Vec<Line>> {
     let Some(thread) = threads::find(tx, id).await? else {
         return Ok(vec![]);
     };
-    let values = match checkpoints::head(tx, id, Lane::Main).await? {
-        Some(head) => Some(checkpoints::shared_state(tx, id, Lane::Main, &head).await?),
-        None => None,
-    };
+    let values = checkpoints::newest_state(tx, id, Lane::Main).await?;
     let view = ThreadView::new(thread, values, Map::new());
     Ok(vec![Line::new("thread", wire::json(&view))])
 }

@@ -10,11 +10,13 @@ use std::net::IpAddr;
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, header};
-use url::{Host, Url};
+use url::Url;
 
 use super::error::ApiError;
 use crate::domain::identity::Tenant;
+use crate::domain::loopback::{is_loopback, is_loopback_name};
 use crate::domain::tenant::{TenantSettings, Tenants};
+use crate::domain::text_limits::first_chars;
 
 /// The word in `cors_origins` for all pages of this machine, on any port.
 pub const LOOPBACK: &str = "loopback";
@@ -69,20 +71,6 @@ impl OriginRules {
 fn read_origin(origin: &HeaderValue) -> Option<Url> {
     let text = origin.to_str().ok()?;
     Url::parse(text).ok().filter(Url::has_host)
-}
-
-fn is_loopback(host: Host<&str>) -> bool {
-    match host {
-        Host::Domain(name) => is_loopback_name(name),
-        Host::Ipv4(ip) => ip.is_loopback(),
-        Host::Ipv6(ip) => IpAddr::V6(ip).to_canonical().is_loopback(),
-    }
-}
-
-/// Returns true if a name means this machine (RFC 6761, 6.3).
-fn is_loopback_name(name: &str) -> bool {
-    let name = name.trim_end_matches('.').to_ascii_lowercase();
-    name == "localhost" || name.ends_with(".localhost")
 }
 
 /// The host names of the server.
@@ -326,10 +314,7 @@ fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, A
 
 /// A part of a header as an error repeats it.
 fn shorten(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes)
-        .chars()
-        .take(MAX_REPEATED_CHARS)
-        .collect()
+    first_chars(&String::from_utf8_lossy(bytes), MAX_REPEATED_CHARS).to_owned()
 }
 
 #[cfg(test)]

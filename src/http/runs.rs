@@ -610,8 +610,3 @@ pub(super) fn cancel_action(params: &Params) -> Result<CancelAction, ApiError> {
         _ => None,
     })
 }
-
-/// Reads a thread id from a body.
-pub(super) fn parse_thread_id(text: &str) -> Result<ThreadId, ApiError> {
-    text.parse().map_err(|_| ApiError::bad_id("thread"))
-}

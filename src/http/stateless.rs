@@ -8,16 +8,16 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::runs::{
-    StreamReader, cancel_action, check_graph, created_response, parse_thread_id, short_run_path, start_and_stream,
-    start_and_wait, start_in_background,
+    StreamReader, cancel_action, check_graph, created_response, short_run_path, start_and_stream, start_and_wait,
+    start_in_background,
 };
 use super::stream::{MetadataDetailHeader, MetadataDetailParameter};
 use super::wire::run::{MAX_BATCH, RunCreate, RunScope, RunView, RunsCancel};
 use super::wire::server_sent_event::ServerSentEvent;
-use super::wire::word;
+use super::wire::{read_id, word};
 use crate::domain::Invalid;
 use crate::domain::access::Action;
-use crate::domain::id::RunId;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::run::Run;
 use crate::runtime::{CancelAction, CancelError, ResourceRef};
@@ -142,13 +142,13 @@ async fn cancel_listed(api: &Api, thread: &str, ids: &[String], action: CancelAc
     if ids.len() > MAX_BATCH {
         return Err(Invalid::new("run_ids", format!("names more than {MAX_BATCH} runs")).into());
     }
-    let thread = parse_thread_id(thread)?;
+    let thread: ThreadId = read_id(thread, "thread")?;
     // The entry of the request does not name the thread.
     let resource = ResourceRef::Thread(thread);
     api.check_and_record(Action::ThreadsUpdate, resource, thread).await?;
     let ids = ids
         .iter()
-        .map(|id| id.parse().map_err(|_| ApiError::bad_id("run")))
+        .map(|id| read_id(id, "run"))
         .collect::<Result<Vec<RunId>, _>>()?;
     let mut any_cancelled = false;
     for id in ids {

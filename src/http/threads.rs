@@ -114,6 +114,10 @@ pub(super) async fn patch(
     let now = api.clock.now();
     let metadata = body.metadata.unwrap_or_default();
     let ttl = body.ttl.map(TtlRequest::check).transpose()?;
+    if ttl.is_some() {
+        // A time to live deletes the thread, or its history.
+        api.check(Action::ThreadsDelete, ResourceRef::Thread(id)).await?;
+    }
     let patch = api.db.write(move |tx| {
         Box::pin(async move {
             if !metadata.is_empty()

@@ -9,6 +9,7 @@ use serde::forward_to_deserialize_any;
 use super::error::ApiError;
 use crate::definition::suggestion;
 use crate::domain::Invalid;
+use crate::domain::text_limits::first_chars;
 
 /// Keys that the official SDKs send with runs, or take for themselves, and this server ignores.
 const IGNORED_IN_RUNS: [&str; 3] = ["langsmith_tracer", "raise_error", "strict_resume"];
@@ -60,7 +61,7 @@ pub(super) fn check<'k>(
 ) -> Result<(), ApiError> {
     let Some(known) = known else { return Ok(()) };
     match first_unknown(given, known, &IGNORED_IN_RUNS) {
-        Some(key) => Err(refusal(&shorten(key), key, known)),
+        Some(key) => Err(refusal(first_chars(key, MAX_KEY_CHARS), key, known)),
         None => Ok(()),
     }
 }
@@ -76,7 +77,11 @@ pub(super) fn check_item<'k>(
 ) -> Result<(), ApiError> {
     let ignored = [IGNORED_IN_RUNS.as_slice(), &IGNORED_IN_BATCHES].concat();
     match first_unknown(given, known, &ignored) {
-        Some(key) => Err(refusal(&format!("[{at}].{}", shorten(key)), key, known)),
+        Some(key) => Err(refusal(
+            &format!("[{at}].{}", first_chars(key, MAX_KEY_CHARS)),
+            key,
+            known,
+        )),
         None => Ok(()),
     }
 }
@@ -92,11 +97,6 @@ fn first_unknown<'k>(
 fn refusal(field: &str, key: &str, known: &[&'static str]) -> ApiError {
     let hint = suggestion(key, known.iter().copied(), "allowed are");
     Invalid::new(field, format!("unknown key; {hint}")).into()
-}
-
-/// The beginning of a long key.
-fn shorten(key: &str) -> String {
-    key.chars().take(MAX_KEY_CHARS).collect()
 }
 
 /// A deserializer without input that records the fields of a type.

@@ -44,7 +44,7 @@ pub(super) async fn export(api: Api, ApiPath(path): ApiPath<UserPath>, client: C
 /// The API keys are deleted first. A request that was interrupted is finished by the same request again.
 #[utoipa::path(delete, path = "/users/{user_id}", tag = "Access",
     params(UserPath, ("audit" = Option<bool>, Query,
-        description = "True to delete the user's entries of the audit, too, except those about deleted users")),
+        description = "True to delete the user's entries of the audit, too, except those about deleted users and about API keys")),
     responses((status = 200, description = "What was deleted", body = ErasedView),
         (status = 409, description = "The server runs without authentication", body = ErrorBody)))]
 pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<UserPath>, params: Params) -> JsonResult<ErasedView> {

@@ -331,6 +331,7 @@ mod tests {
             asker: InterruptSource::Call("c".into()),
             question: Arc::new(question),
             answer: None,
+            is_inline: false,
         }
     }
 

@@ -64,7 +64,7 @@ impl HttpMetrics {
 
     /// Counts a response to a request for this route (its template).
     pub fn record_response(&self, method: &str, route: &str, status: u16, took: Duration) {
-        let method = known(method);
+        let method = method_label(method);
         let route = route.to_owned();
         self.requests
             .get_or_create(&Answered {
@@ -91,7 +91,7 @@ impl HttpMetrics {
 }
 
 /// Returns the method if a route can have it, since clients may send any word; otherwise `other`.
-fn known(method: &str) -> &'static str {
+fn method_label(method: &str) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
     KNOWN.into_iter().find(|known| *known == method).unwrap_or("other")
 }

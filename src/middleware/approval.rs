@@ -4,7 +4,7 @@
 //! answer wait as well. With [`InterruptMode::PerCall`] each call is asked about when it would start, and the others
 //! run. The question depends on the state alone, so a repeated question is the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -23,7 +23,7 @@ use crate::domain::interrupt::{
 use crate::domain::machine::HookPoint;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::remembered::{DecisionScope, RememberedDecision};
-use crate::domain::schema::Schema;
+use crate::domain::schema::{Schema, can_be_embedded};
 use crate::domain::state::{State, Update};
 use crate::model::ToolSpec;
 use crate::tool::literal::{python, spaced_json};
@@ -204,6 +204,21 @@ impl Approval {
         })
     }
 
+    /// Returns the decisions that reviewers have given for the rest of the thread, which are in the database; none if all calls
+    /// have answers, or none of them can have such a decision.
+    async fn remembered_for(
+        &self,
+        scope: &Scope,
+        calls: &[ToolCall],
+        answered: &[Option<Decision>],
+    ) -> Result<Arc<[RememberedDecision]>, Halt> {
+        let may_have = |call: &ToolCall| self.scopes(call).contains(&DecisionScope::Thread);
+        if answered.iter().all(Option::is_some) || !calls.iter().any(may_have) {
+            return Ok(Arc::default());
+        }
+        Ok(scope.remembered.of_thread(scope.thread).await?)
+    }
+
     /// Returns the decision about a call that reviewers have given for the rest of the thread. A rejection precedes.
     fn remembered(&self, scope: &Scope, call: &ToolCall, remembered: &[RememberedDecision]) -> Option<Decision> {
         let approvers = self.approvers(call);
@@ -316,12 +331,13 @@ impl Middleware for Approval {
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }
-        let remembered = scope.remembered.of_thread(scope.thread).await?;
+        let answered: Vec<Option<Decision>> = (0..calls.len()).map(|at| self.answered(scope, &calls, at)).collect();
+        let remembered = self.remembered_for(scope, &calls, &answered).await?;
         let known = |call: &ToolCall| self.remembered(scope, call, &remembered);
-        let decided: Option<Vec<Decision>> = calls
-            .iter()
-            .enumerate()
-            .map(|(at, call)| self.answered(scope, &calls, at).or_else(|| known(call)))
+        let decided: Option<Vec<Decision>> = answered
+            .into_iter()
+            .zip(&calls)
+            .map(|(answer, call)| answer.or_else(|| known(call)))
             .collect();
         let Some(decisions) = decided else {
             let asked: Vec<ToolCall> = calls.iter().filter(|call| known(call).is_none()).cloned().collect();
@@ -367,9 +383,10 @@ impl Middleware for Approval {
 /// whose calls had the same ids.
 fn proposed_calls(state: &State) -> Vec<ToolCall> {
     let open = open_calls(state);
+    let open: BTreeSet<&str> = open.iter().map(|call| call.id.as_str()).collect();
     let made = state.last_ai().map(|answer| answer.tool_calls()).unwrap_or_default();
     made.iter()
-        .filter(|call| open.iter().any(|other| other.id == call.id))
+        .filter(|call| open.contains(call.id.as_str()))
         .cloned()
         .collect()
 }
@@ -606,7 +623,9 @@ impl ActionSchemas {
 
 /// Returns those of the tools whose schemas can be embedded into the one of their calls.
 fn embeddable(tools: &[Arc<ToolSpec>]) -> Vec<Arc<ToolSpec>> {
-    let alone = tools.iter().filter(|tool| stands_alone(&tool.parameters));
+    // An invalid schema would make the whole one invalid.
+    let is_valid = |schema: &Value| can_be_embedded(schema) && Schema::compile(schema).is_ok();
+    let alone = tools.iter().filter(|tool| is_valid(&tool.parameters));
     let alone: Vec<Arc<ToolSpec>> = alone.cloned().collect();
     // Each schema is small enough, but all of them together may not be.
     match Schema::compile(&action_schema(tools, &alone)) {
@@ -636,21 +655,6 @@ fn action_schema(tools: &[Arc<ToolSpec>], embedded: &[Arc<ToolSpec>]) -> Value {
         schema["allOf"] = Value::Array(rules);
     }
     schema
-}
-
-/// Returns whether the schema means the same inside another one: references and ids would point elsewhere. An invalid
-/// schema would make the whole one invalid.
-fn stands_alone(schema: &Value) -> bool {
-    fn has_references(schema: &Value) -> bool {
-        match schema {
-            Value::Object(fields) => fields
-                .iter()
-                .any(|(name, field)| name.starts_with('$') || has_references(field)),
-            Value::Array(items) => items.iter().any(has_references),
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
-        }
-    }
-    !has_references(schema) && Schema::compile(schema).is_ok()
 }
 
 #[cfg(test)]

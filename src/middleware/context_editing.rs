@@ -2,13 +2,14 @@
 //!
 //! Only the request is shortened. The state keeps every result, so clients see the whole conversation.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::summarization::tokens_of_message;
+use super::summarization::{tokens_of_arguments, tokens_of_message};
 use super::{MOST_NAMES, Middleware, ModelAnswer, NextModel, read_settings};
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, builtins};
@@ -98,64 +99,100 @@ impl ContextEditing {
         if tokens < self.settings.trigger {
             return;
         }
-        let all = messages.iter().enumerate();
-        let results = all.filter(|(_, message)| message.answers().is_some());
-        let results: Vec<usize> = results.map(|(at, _)| at).collect();
+        let results = results_with_calls(messages);
         let older = results.len().saturating_sub(self.settings.keep);
         let enough = self.settings.clear_at_least;
         let mut cleared = 0;
-        for at in results.into_iter().take(older) {
-            let Some((result, before)) = messages[..=at].split_last_mut() else {
-                continue;
-            };
-            cleared += self.clear_call(result, before);
+        for (at, call) in results.into_iter().take(older) {
+            cleared += self.clear_call(messages, at, call);
             if enough > 0 && cleared >= enough {
                 return;
             }
         }
     }
 
-    /// Removes a result, and the arguments of its call, which is in one of the messages `before` it. Returns the number of
-    /// tokens by which the conversation is shorter.
-    fn clear_call(&self, result: &mut Arc<Message>, before: &mut [Arc<Message>]) -> u64 {
-        let id = result.answers().unwrap_or_default().to_owned();
-        let call = before.iter_mut().rev().find(|message| call_of(message, &id).is_some());
-        let called = call.as_ref().and_then(|message| call_of(message, &id));
+    /// Removes the result at the index `at`, and the arguments of its call. Returns the number of tokens by which the
+    /// conversation is shorter.
+    fn clear_call(&self, messages: &mut [Arc<Message>], at: usize, call: Option<CallPlace>) -> u64 {
+        let Some(result) = messages.get(at) else { return 0 };
+        let called = call.and_then(|place| call_at(messages.get(place.message)?, place.at));
         let name = result.name.as_deref().or(called.map(|call| call.name.as_str()));
         if name.is_some_and(|name| self.excluded.contains(name)) {
             return 0;
         }
-        let cleared = shorten(result, |result| result.content = Content::Text(PLACEHOLDER.to_owned()));
-        let call = call.filter(|_| self.settings.clear_tool_inputs);
-        cleared + call.map_or(0, |call| shorten(call, |call| without_arguments(call, &id)))
+        let mut cleared = messages.get_mut(at).map_or(0, without_content);
+        if let Some(place) = call.filter(|_| self.settings.clear_tool_inputs)
+            && let Some(message) = messages.get_mut(place.message)
+        {
+            cleared += without_arguments(message, place.at);
+        }
+        cleared
     }
 }
 
-/// Changes a message, unless that makes it no shorter. Returns the number of tokens by which it is shorter.
-fn shorten(message: &mut Arc<Message>, change: impl FnOnce(&mut Message)) -> u64 {
-    let mut shorter = Message::clone(message);
-    change(&mut shorter);
-    let cleared = tokens_of_message(message).saturating_sub(tokens_of_message(&shorter));
+/// The place of a call in a conversation.
+#[derive(Debug, Clone, Copy)]
+struct CallPlace {
+    /// The index of the message.
+    message: usize,
+    /// The index of the call in it.
+    at: usize,
+}
+
+/// Returns the indexes of the results in a conversation, with the places of their calls: the nearest ones before them,
+/// since ids may be used again.
+fn results_with_calls(messages: &[Arc<Message>]) -> Vec<(usize, Option<CallPlace>)> {
+    let mut calls: BTreeMap<&str, CallPlace> = BTreeMap::new();
+    let mut results = vec![];
+    for (message_at, message) in messages.iter().enumerate() {
+        results.extend(message.answers().map(|id| (message_at, calls.get(id).copied())));
+        let own = message.tool_calls().iter().enumerate();
+        calls.extend(own.map(|(at, call)| {
+            let place = CallPlace {
+                message: message_at,
+                at,
+            };
+            (call.id.as_str(), place)
+        }));
+    }
+    results
+}
+
+/// Replaces the content of a result, unless that makes it no shorter. Returns the number of tokens by which it is
+/// shorter.
+fn without_content(result: &mut Arc<Message>) -> u64 {
+    let shorter = Message {
+        content: Content::Text(PLACEHOLDER.to_owned()),
+        ..Message::clone(result)
+    };
+    let cleared = tokens_of_message(result).saturating_sub(tokens_of_message(&shorter));
     if cleared > 0 {
-        *message = Arc::new(shorter);
+        *result = Arc::new(shorter);
     }
     cleared
 }
 
-fn without_arguments(message: &mut Message, id: &str) {
-    if let Role::Ai { tool_calls, .. } = &mut message.role {
-        for call in tool_calls.iter_mut().filter(|call| call.id == id) {
-            call.args = Map::new();
-        }
+/// Removes the arguments of one call of a message, unless that makes it no shorter. Returns the number of tokens by
+/// which it is shorter.
+fn without_arguments(message: &mut Arc<Message>, at: usize) -> u64 {
+    let cleared = call_at(message, at).map_or(0, tokens_of_arguments);
+    if cleared > 0
+        && let Role::Ai { tool_calls, .. } = &mut Arc::make_mut(message).role
+        && let Some(call) = tool_calls.get_mut(at)
+    {
+        call.args = Map::new();
     }
+    cleared
 }
 
-fn call_of<'a>(message: &'a Message, id: &str) -> Option<&'a ToolCall> {
-    message.tool_calls().iter().find(|call| call.id == id)
+fn call_at(message: &Message, at: usize) -> Option<&ToolCall> {
+    message.tool_calls().get(at)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use serde_json::json;
 
     use super::*;
@@ -251,6 +288,40 @@ mod tests {
         assert_eq!(calls[0], ToolCall::new("a", "look_a", Map::new()));
         assert_eq!(calls[1], call("b"));
         assert_eq!(messages[4].tool_calls(), [call("c")]);
+    }
+
+    #[test]
+    fn a_result_belongs_to_the_nearest_call_with_its_id() {
+        let result = |text: &str| Message::tool(&call("a"), ToolStatus::Success, text.repeat(20));
+        let all = [
+            Message::calling([call("a")]),
+            result("earlier "),
+            Message::calling([call("a")]),
+            result("later "),
+        ];
+        let mut messages: Vec<Arc<Message>> = all.into_iter().map(Arc::new).collect();
+        let settings = json!({"trigger": 10, "keep": 1, "clear_tool_inputs": true});
+        let settings: ContextEditingSettings = serde_json::from_value(settings).expect("settings");
+        ContextEditing::from(settings).clear(&mut messages);
+        assert!(messages[0].tool_calls()[0].args.is_empty());
+        assert_eq!(messages[1].content.text(), PLACEHOLDER);
+        assert_eq!(messages[2].tool_calls(), [call("a")]);
+        assert_ne!(messages[3].content.text(), PLACEHOLDER);
+    }
+
+    #[test]
+    fn an_answer_with_thousands_of_calls_is_not_copied_for_each_of_them() {
+        let ids: Vec<String> = (0..10_000).map(|number| format!("c{number}")).collect();
+        let result = |id: &String| Message::tool(&call(id), ToolStatus::Success, "result ".repeat(10));
+        let mut messages = vec![Arc::new(Message::calling(ids.iter().map(|id| call(id))))];
+        messages.extend(ids.iter().map(result).map(Arc::new));
+        let settings = json!({"trigger": 10, "keep": 1, "clear_tool_inputs": true});
+        let settings: ContextEditingSettings = serde_json::from_value(settings).expect("settings");
+        let begun = Instant::now();
+        ContextEditing::from(settings).clear(&mut messages);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        let kept = messages[0].tool_calls().iter().filter(|call| !call.args.is_empty());
+        assert_eq!(kept.count(), 1);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::domain::message::{Message, ToolCall};
 use crate::domain::path::{file_name, numbered};
 use crate::domain::state::{File, FileWrites, State, Update};
 use crate::domain::summarization::{LongMessagePlace, can_be_shortened, shortened};
+use crate::domain::text_limits::cut_after;
 use crate::model::ModelRequest;
 use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
@@ -151,16 +152,14 @@ fn chars(tokens: u32) -> usize {
 /// Returns the reason why `call` must not run: an earlier call of its message changes the same file.
 fn collision(call: &ToolCall, state: &State) -> Option<String> {
     let path = changed_path(call)?;
-    let first = open_calls(state)
-        .into_iter()
-        .find(|other| changed_path(other).as_ref() == Some(&path))?;
-    (first.id != call.id).then(|| {
-        format!(
-            "Error: another call of the same message ({}) changes '{path}'. Only the first one runs; look at its result \
-             and then make this call again if it is still needed.",
-            first.name
-        )
-    })
+    let calls = open_calls(state);
+    let mut earlier = calls.iter().take_while(|other| other.id != call.id);
+    let first = earlier.find(|other| changed_path(other).as_ref() == Some(&path))?;
+    Some(format!(
+        "Error: another call of the same message ({}) changes '{path}'. Only the first one runs; look at its result \
+         and then make this call again if it is still needed.",
+        first.name
+    ))
 }
 
 /// Moves the texts of an answer that are too long into files, and replaces them by notices.
@@ -300,9 +299,7 @@ fn preview(text: &str) -> String {
         if at == tail && tail > head {
             lines.push(format!("[{} lines left out]", tail - head));
         }
-        let cut = line.char_indices().nth(PREVIEW_CHARS).map(|(end, _)| end);
-        let shown = cut.map_or(line.to_owned(), |end| format!("{} [cut]", &line[..end]));
-        lines.push(format!("{}: {shown}", at + 1));
+        lines.push(format!("{}: {}", at + 1, cut_after(line, PREVIEW_CHARS, " [cut]")));
     }
     lines.join("\n")
 }

@@ -15,6 +15,7 @@ use crate::definition::mcp::ToolNames;
 use crate::domain::call::ToolOutput;
 use crate::domain::call_ids::CallIdAllocator;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
+use crate::domain::text_limits::first_chars;
 use crate::model::{ModelRequest, ToolChoice, ToolSpec};
 use crate::tool::{ArgumentCheck, Halt, Scope};
 
@@ -56,7 +57,7 @@ impl Research<'_> {
         event["args"] = Value::Object(call.args.clone());
         event["status"] = json!(status);
         scope.progress.send(event).await;
-        Ok(Message::tool(&call, status, beginning(&text, SHOWN_RESULT)))
+        Ok(Message::tool(&call, status, first_chars(&text, SHOWN_RESULT)))
     }
 }
 
@@ -161,9 +162,4 @@ impl ForcedCall<'_> {
         ArgumentCheck::new(&self.form).check(&args)?;
         Ok(args)
     }
-}
-
-/// Returns the first characters of a text.
-pub(super) fn beginning(text: &str, most: usize) -> &str {
-    text.char_indices().nth(most).map_or(text, |(end, _)| &text[..end])
 }

@@ -14,6 +14,7 @@ use crate::definition::builtins;
 use crate::definition::bundled_files::{agent_path, is_bundled};
 use crate::domain::machine::{Failure, HookPoint};
 use crate::domain::state::{Encoding, State, Update};
+use crate::domain::text_limits::cut_after;
 use crate::model::ModelRequest;
 use crate::tool::files::{FileAccess, FileWorkspace};
 use crate::tool::{Halt, Scope};
@@ -137,10 +138,7 @@ impl Middleware for Memory {
 fn prepared(text: &str) -> String {
     // The content must not contain the end tag of the quotation.
     let text = without_comments(text).replace("</memory", "<\\/memory");
-    match text.char_indices().nth(MAX_CHARS) {
-        None => text,
-        Some((end, _)) => format!("{}\n[The rest is left out: it is too long.]", &text[..end]),
-    }
+    cut_after(&text, MAX_CHARS, "\n[The rest is left out: it is too long.]")
 }
 
 /// Removes HTML comments. An unterminated comment is kept.

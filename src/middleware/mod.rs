@@ -14,6 +14,8 @@
 //! Middleware changes the state only by the updates it returns, and waits for a human only with [`Halt::Ask`]. It has
 //! no access to the driver, the journal or the database.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -364,16 +366,15 @@ pub type MakeCall<'a> = dyn Fn(ToolCall) -> BoxFuture<'a, Result<CallOutcome, Ha
 ///
 /// Within one step the list is the same for every call, since results are written together. A rule about several
 /// calls of one message, based on this list, therefore always gives the same result.
-pub fn open_calls(state: &State) -> Vec<ToolCall> {
+pub fn open_calls(state: &State) -> Vec<Cow<'_, ToolCall>> {
     let Some((answer, later)) = state.messages.last_answer() else {
         return vec![];
     };
-    let open = |call: &&ToolCall| !later.iter().any(|message| message.answers() == Some(call.id.as_str()));
-    answer
-        .tool_calls()
-        .iter()
-        .filter(open)
-        .map(|call| edited(state, call).unwrap_or(call.clone()))
+    let answered: BTreeSet<&str> = later.iter().filter_map(|message| message.answers()).collect();
+    let calls = answer.tool_calls().iter();
+    calls
+        .filter(|call| !answered.contains(call.id.as_str()))
+        .map(|call| edited(state, call).map_or(Cow::Borrowed(call), Cow::Owned))
         .collect()
 }
 
@@ -504,7 +505,13 @@ mod tests {
             json!({"c": {"name": "other", "args": {"x": 1}}}),
         );
         let edited = ToolCall::new("c", "other", Map::from_iter([("x".to_owned(), json!(1))]));
-        assert_eq!(open_calls(&state), [calls[0].clone(), edited]);
-        assert_eq!(open_calls(&State::default()), []);
+        let open = open_calls(&state);
+        assert!(
+            matches!(open[0], Cow::Borrowed(_)),
+            "each call of an answer asks for all of them, so none is copied without need"
+        );
+        let open: Vec<ToolCall> = open.into_iter().map(Cow::into_owned).collect();
+        assert_eq!(open, [calls[0].clone(), edited]);
+        assert!(open_calls(&State::default()).is_empty());
     }
 }

@@ -5,15 +5,17 @@
 //! failures the run ends. All of this is derived from the messages, so it survives a restart.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde_json::{Map, Value};
 
 use super::{Middleware, ModelAnswer, NextModel};
 use crate::definition::builtins;
 use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;
-use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
 use crate::domain::message_list::MessageList;
 use crate::domain::state::State;
 use crate::model::ModelRequest;
@@ -57,23 +59,27 @@ impl Middleware for RepeatedFailures {
     }
 
     fn receive(&self, _: &Scope, state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {
+        let mut results = answer.writes.messages.iter_mut();
+        let result = results.find(|message| message.answers() == Some(call.id.as_str()));
+        // A turn may have thousands of calls, and they are compared only for one that has failed.
+        if let Some(result) = result.filter(|result| is_error(result))
+            && self.is_due(state, call)
+        {
+            add_text(&mut Arc::make_mut(result).content, &notice(&call.name, self.limit));
+        }
+        answer
+    }
+}
+
+impl RepeatedFailures {
+    /// Returns whether the result of a call that has failed gets the warning.
+    fn is_due(self, state: &State, call: &ToolCall) -> bool {
         let messages = last_turns(&state.messages, self.limit + 1);
         let mut turns = turns(&messages);
         // The call belongs to the newest answer, whose results are still arriving.
         let is_current = turns.next().is_some_and(|turn| turn.makes(call));
         let before = turns.take_while(|turn| turn.fails(call)).take(self.limit).count();
-        if !is_current || before + 1 != self.limit {
-            return answer;
-        }
-        let result = answer
-            .writes
-            .messages
-            .iter_mut()
-            .find(|message| message.answers() == Some(call.id.as_str()));
-        if let Some(result) = result.filter(|result| is_error(result)) {
-            add_text(&mut Arc::make_mut(result).content, &notice(&call.name, self.limit));
-        }
-        answer
+        is_current && before + 1 == self.limit
     }
 }
 
@@ -104,23 +110,32 @@ fn last_turns(messages: &MessageList, count: usize) -> Cow<'_, [Arc<Message>]> {
 
 /// Returns the tool of a call that failed in each of the last `times` answers of the model.
 fn repeated(messages: &[Arc<Message>], times: usize) -> Option<&str> {
-    let newest = turns(messages).next()?;
-    let calls = newest.answer.tool_calls().iter();
-    let repeated = calls
-        .filter(|call| newest.fails(call))
-        .find(|call| turns(messages).take(times).filter(|turn| turn.fails(call)).count() == times);
+    let latest: Vec<Turn<'_>> = turns(messages).take(times).collect();
+    let newest = latest.first().filter(|_| latest.len() == times)?;
+    let failed: Vec<HashSet<CallKey<'_>>> = latest.iter().map(Turn::failed).collect();
+    let mut calls = newest.answer.tool_calls().iter();
+    let repeated = calls.find(|call| failed.iter().all(|calls| calls.contains(&key_of(call))));
     if let Some(call) = repeated {
         return Some(&call.name);
     }
-    // A call whose arguments are not a JSON object never ran; it counts as failed.
-    let unreadable = newest.answer.invalid_tool_calls().iter().find(|call| {
-        let same = |turn: &Turn<'_>| {
-            let mut calls = turn.answer.invalid_tool_calls().iter();
-            calls.any(|other| other.name == call.name && other.args == call.args)
-        };
-        turns(messages).take(times).filter(same).count() == times
-    });
-    unreadable.map(|call| call.name.as_deref().unwrap_or_default())
+    let unreadable: Vec<HashSet<UnreadableKey<'_>>> = latest.iter().map(Turn::unreadable).collect();
+    let mut calls = newest.answer.invalid_tool_calls().iter();
+    let repeated = calls.find(|call| unreadable.iter().all(|calls| calls.contains(&unreadable_key_of(call))));
+    repeated.map(|call| call.name.as_deref().unwrap_or_default())
+}
+
+/// The tool and the arguments of a call.
+type CallKey<'a> = (&'a str, &'a Map<String, Value>);
+
+fn key_of(call: &ToolCall) -> CallKey<'_> {
+    (call.name.as_str(), &call.args)
+}
+
+/// The tool and the arguments of a call that could not be read.
+type UnreadableKey<'a> = (Option<&'a str>, Option<&'a str>);
+
+fn unreadable_key_of(call: &InvalidToolCall) -> UnreadableKey<'_> {
+    (call.name.as_deref(), call.args.as_deref())
 }
 
 /// An answer of the model and the messages up to the next one.
@@ -129,7 +144,7 @@ struct Turn<'a> {
     results: &'a [Arc<Message>],
 }
 
-impl Turn<'_> {
+impl<'a> Turn<'a> {
     fn makes(&self, call: &ToolCall) -> bool {
         self.answer.tool_calls().iter().any(|other| other.id == call.id)
     }
@@ -142,6 +157,22 @@ impl Turn<'_> {
             results.any(|message| message.answers() == Some(other.id.as_str()) && is_error(message))
         };
         self.answer.tool_calls().iter().filter(same).any(failed)
+    }
+
+    /// Returns the calls that failed.
+    fn failed(&self) -> HashSet<CallKey<'a>> {
+        let errors = self.results.iter().filter(|message| is_error(message));
+        let ids: HashSet<&str> = errors.filter_map(|message| message.answers()).collect();
+        let calls = self.answer.tool_calls().iter();
+        calls
+            .filter(|call| ids.contains(call.id.as_str()))
+            .map(key_of)
+            .collect()
+    }
+
+    /// Returns the calls whose arguments are not a JSON object. Such a call never ran; it counts as failed.
+    fn unreadable(&self) -> HashSet<UnreadableKey<'a>> {
+        self.answer.invalid_tool_calls().iter().map(unreadable_key_of).collect()
     }
 }
 
@@ -172,7 +203,9 @@ fn is_error(message: &Message) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use std::time::{Duration, Instant};
+
+    use serde_json::json;
 
     use super::*;
     use crate::domain::time::Timestamp;
@@ -258,6 +291,23 @@ mod tests {
         };
         let messages: Vec<Arc<Message>> = (0..6).flat_map(mixed).collect();
         assert_eq!(repeated(&messages, 6), Some("read"));
+    }
+
+    #[test]
+    fn answers_with_thousands_of_calls_are_compared_in_time() {
+        let many = |turn_number: usize| {
+            let calls: Vec<_> = (0..10_000)
+                .map(|at| {
+                    let id = format!("{turn_number} {at}");
+                    (call(&id, &format!("/{}{id}", "a".repeat(1_000))), ToolStatus::Error)
+                })
+                .collect();
+            turn(&calls)
+        };
+        let messages: Vec<Arc<Message>> = (0..2).flat_map(many).collect();
+        let begun = Instant::now();
+        assert_eq!(repeated(&messages, 2), None);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::forced_call::{ForcedCall, Research, beginning};
+use super::forced_call::{ForcedCall, Research};
 use super::structured::FIELD as STRUCTURED_RESPONSE;
 use super::{AgentParts, Contribution, HookResult, HookTools, MOST_NAMES, Middleware, MiddlewareModel, read_settings};
 use crate::definition::mcp::ToolNames;
@@ -19,6 +19,7 @@ use crate::domain::graph::Field;
 use crate::domain::machine::{HookPoint, Jump};
 use crate::domain::message::{Message, Role};
 use crate::domain::state::{State, Update};
+use crate::domain::text_limits::first_chars;
 use crate::model::ToolSpec;
 use crate::tool::{Halt, Scope};
 
@@ -335,7 +336,7 @@ fn rubric_of(state: &State) -> Option<&str> {
 fn question(rubric: &str, state: &State) -> String {
     format!(
         "The rubric:\n{}\n\nThe newest messages of the conversation, oldest first:\n\n{}\n\nGrade the work of the agent.",
-        beginning(rubric, SHOWN_RUBRIC),
+        first_chars(rubric, SHOWN_RUBRIC),
         conversation(state)
     )
 }
@@ -409,7 +410,7 @@ fn conversation(state: &State) -> String {
             .map(|call| format!("\n(calls {} with {})", call.name, Value::Object(call.args.clone())))
             .collect();
         let text = format!("{}{}", message.content.text(), calls.concat());
-        format!("[{author}]\n{}", beginning(&text, SHOWN_CHARACTERS))
+        format!("[{author}]\n{}", first_chars(&text, SHOWN_CHARACTERS))
     });
     shown.collect::<Vec<_>>().join("\n\n")
 }

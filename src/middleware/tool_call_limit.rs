@@ -5,6 +5,7 @@
 //! together with the answer, so calls that run side by side and restarts make no difference. A call that a human
 //! rejects counts.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -133,16 +134,13 @@ impl Middleware for ToolCallLimit {
 impl ToolCallLimit {
     /// Counts the calls of an answer, and adds results for those that go beyond the limit.
     fn admit(&self, state: &State, agent: &str, answer: &mut ModelAnswer) {
-        let is_answered = |call: &ToolCall, extra: &Update| {
-            extra
-                .messages
-                .iter()
-                .any(|message| message.answers() == Some(call.id.as_str()))
-        };
+        let results = answer.extra.messages.iter();
+        let results = results.filter_map(|message| message.answers());
+        let answered: BTreeSet<String> = results.map(str::to_owned).collect();
         let calls: Vec<ToolCall> = answer.message.tool_calls().to_vec();
         let counted: Vec<&ToolCall> = calls
             .iter()
-            .filter(|call| self.concerns(&call.name) && !is_answered(call, &answer.extra))
+            .filter(|call| self.concerns(&call.name) && !answered.contains(&call.id))
             .collect();
         if counted.is_empty() {
             return;
@@ -155,7 +153,8 @@ impl ToolCallLimit {
         let admitted = counted
             .len()
             .min(usize::try_from(of_run.min(of_thread)).unwrap_or(usize::MAX));
-        let refused = counted.get(admitted..).unwrap_or_default();
+        let refused = counted.get(admitted..).unwrap_or_default().iter();
+        let refused: BTreeSet<&str> = refused.map(|call| call.id.as_str()).collect();
         let more = u64::try_from(admitted).unwrap_or(u64::MAX);
         for (field, calls) in [(THREAD_TOOL_CALLS, thread), (RUN_TOOL_CALLS, run)] {
             let mut counts = counts(state, &answer.extra, field);
@@ -168,15 +167,14 @@ impl ToolCallLimit {
         let reached = self.reached(of_thread <= of_run);
         let ends = self.settings.exit_behavior != ToolLimitExit::Continue;
         for call in &calls {
-            let is_refused = refused.iter().any(|other| other.id == call.id);
-            let text = match (is_refused, ends) {
+            let text = match (refused.contains(call.id.as_str()), ends) {
                 (true, _) => {
                     format!("{reached} The call was not made. Do not make it again; finish with what you have.")
                 }
                 (false, true) => format!("{reached} The run ends, so this call was not made."),
                 (false, false) => continue,
             };
-            if !is_answered(call, &answer.extra) {
+            if !answered.contains(&call.id) {
                 answer
                     .extra
                     .messages

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::forced_call::{ForcedCall, beginning};
+use super::forced_call::ForcedCall;
 use super::{AgentParts, MOST_NAMES, Middleware, MiddlewareModel, ModelAnswer, NextModel, read_settings};
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, builtins};
@@ -19,6 +19,7 @@ use crate::domain::machine::Failure;
 use crate::domain::message::Message;
 use crate::domain::state::{State, Update};
 use crate::domain::summarization;
+use crate::domain::text_limits::first_chars;
 use crate::model::{ModelRequest, ToolSpec};
 use crate::tool::{Halt, Scope};
 
@@ -169,13 +170,13 @@ impl ToolSelection {
         let names: Vec<&str> = candidates.iter().map(|tool| tool.name.as_str()).collect();
         let tools: Vec<String> = candidates
             .iter()
-            .map(|tool| format!("- {}: {}", tool.name, beginning(&tool.description, SHOWN_DESCRIPTION)))
+            .map(|tool| format!("- {}: {}", tool.name, first_chars(&tool.description, SHOWN_DESCRIPTION)))
             .collect();
         let most = self.settings.max_tools.map(|most| format!(" Choose at most {most}."));
         let text = format!(
             "The tools:\n{}\n\nThe message of the user:\n{}\n\nWhich tools are needed?{}",
             tools.join("\n"),
-            beginning(&asked.content.text(), SHOWN_MESSAGE),
+            first_chars(&asked.content.text(), SHOWN_MESSAGE),
             most.unwrap_or_default()
         );
         let form = ToolSpec {

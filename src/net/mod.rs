@@ -1,6 +1,8 @@
-//! Network clients: HTTP clients with one TLS configuration, the texts of their errors, the parser of event streams,
-//! and the SSRF guard.
+//! Network clients: HTTP clients with one TLS configuration, their headers, the texts of their errors, the pauses
+//! that servers ask for, the parser of event streams, and the SSRF guard.
 
+mod headers;
+mod retry_after;
 pub mod sse;
 pub mod ssrf;
 
@@ -12,6 +14,9 @@ use rustls::ClientConfig;
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls_platform_verifier::Verifier;
+
+pub use headers::secret_headers;
+pub use retry_after::retry_after;
 
 /// A builder of an HTTP client that uses rustls with the cryptography of `ring`.
 ///

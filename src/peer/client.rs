@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT};
 use reqwest::{Client, Method, RequestBuilder, StatusCode, redirect};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -491,20 +491,11 @@ impl From<PieceError> for PeerError {
 }
 
 fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
+    let given = given.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let mut headers = net::secret_headers(given, &[CONTENT_TYPE.as_str(), IDEMPOTENCY_KEY])?;
     // LangGraph Platform expects this header for requests with a key of their own; other servers ignore it.
-    let mut headers = HeaderMap::from_iter([(
-        HeaderName::from_static(AUTH_SCHEME),
-        HeaderValue::from_static("langsmith"),
-    )]);
-    for (name, value) in given {
-        let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);
-        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is not a header name"))?;
-        if key == CONTENT_TYPE || key == IDEMPOTENCY_KEY {
-            return Err(wrong("is set by the server itself"));
-        }
-        let mut value = HeaderValue::from_str(value).map_err(|_| wrong("has a value that no header can have"))?;
-        value.set_sensitive(true);
-        headers.insert(key, value);
-    }
+    headers
+        .entry(AUTH_SCHEME)
+        .or_insert(HeaderValue::from_static("langsmith"));
     Ok(headers)
 }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::client::{Peer, PeerError, PeerResult, RemoteRunRequest};
-use super::responses::{PeerInterrupt, PeerRun, PeerState, PeerThread};
+use super::responses::{PeerInterrupt, PeerRun, PeerState, PeerThread, RUN_KEY};
 use crate::domain::background::{MAX_PAST_OUTCOMES, MAX_RESULT_CHARS, PastRun, TaskSnapshot, TaskStatus};
 use crate::domain::backoff::Backoff;
 use crate::domain::limits::Usage;
@@ -15,8 +15,6 @@ use crate::domain::machine::END;
 use crate::domain::run::RunStatus;
 use crate::domain::state::{State, Update};
 
-/// The metadata key by which a run is found again.
-pub(super) const RUN_KEY: &str = "adjutant_errand";
 /// The pauses between attempts and between polls.
 pub(super) const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(200), Duration::from_secs(5));
 /// The number of latest runs that are searched for one of this server.

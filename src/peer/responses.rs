@@ -4,10 +4,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::remote_thread::RUN_KEY;
 use crate::domain::background::TaskSnapshot;
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
+
+/// The metadata key by which a run is found again.
+pub(super) const RUN_KEY: &str = "adjutant_errand";
 
 /// A thread on another server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -17,6 +17,7 @@ use crate::domain::access::{
 use crate::domain::id::{AssistantId, CronId, DeliveryId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::ruling::{RowCondition, Ruling};
+use crate::domain::run::RunCaller;
 use crate::domain::tenant_agents::TenantAgents;
 use crate::domain::thread::Thread;
 
@@ -453,18 +454,23 @@ pub(super) async fn decide_about_thread(
     Ok(decide_by(core, caller, action, &facts, ruling))
 }
 
-/// Decides by the policies alone, about a resource whose facts are known: for what a request does besides its action,
-/// and for what the server does on behalf of a user. Returns the reason why they forbid it.
-pub(super) fn denial_by_policies(
+/// Returns whether the user for whom the server works may do one of these things to a resource now, by the roles of the request. A
+/// resource that is gone hides nothing any more.
+pub(super) async fn may_user(
+    tx: &mut Tx<'_>,
     core: &Core,
-    caller: &Identity,
-    action: Action,
-    facts: &ResourceFacts,
-) -> Option<Denial> {
-    denial_by(core, caller, action, facts, &ruling_of(core, caller, action))
+    user: &RunCaller,
+    actions: &[Action],
+    resource: ResourceRef,
+) -> DbResult<bool> {
+    let facts = read_facts(tx, resource, &WantedFacts::all()).await?;
+    let user = user.to_restricted_identity();
+    let may = |facts: &ResourceFacts| actions.iter().any(|action| decide(core, &user, *action, facts).is_ok());
+    Ok(facts.as_ref().is_none_or(may))
 }
 
-/// Decides like [`denial_by_policies`] about a thread that a transaction has read or is about to create.
+/// Decides by the policies alone, about a thread that a transaction has read or is about to create: for what a request does
+/// besides its action, and for what the server does on behalf of a user. Returns the reason why they forbid it.
 pub(super) async fn denial_about_thread(
     tx: &mut Tx<'_>,
     core: &Core,

@@ -41,7 +41,7 @@ pub use queue::RunBounds;
 pub(super) use precheck::{CheckedWrite, is_large};
 pub(super) use queue::QueueRoom;
 pub(super) use start::{
-    UnstoredRun, check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant_by_policies,
+    UnstoredRun, check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant,
     refuse_by_policies, start_as, try_start,
 };
 pub(super) use withdraw::{Undone, leave_thread, undo, withdraw};

@@ -331,13 +331,6 @@ impl Assistants {
         self.core.registry.find_of_tenant(graph_id, tenant).is_some()
     }
 
-    /// Returns the agent of a definition as a tenant may run it.
-    fn known(&self, tenant: &Tenant, graph_id: &str) -> Option<Arc<RegisteredAgent>> {
-        let registry = &self.core.registry;
-        let known = registry.find_of_tenant(graph_id, tenant)?;
-        registry.for_tenant(&known, tenant)
-    }
-
     /// Returns the default assistants of all definitions that exist for a tenant.
     pub fn default_assistants(&self, tenant: &Tenant) -> Vec<DefaultAssistant> {
         let card = |known: &Arc<RegisteredAgent>| DefaultAssistant {
@@ -351,7 +344,7 @@ impl Assistants {
     /// Returns the loop of this definition's agent, and of its subagents down to `levels` levels. None if the
     /// definition does not exist for the tenant. Waits for a limited time for tools of servers that have listed none yet.
     pub async fn graph(&self, tenant: &Tenant, graph_id: &str, levels: u32) -> Option<Graph> {
-        let known = self.known(tenant, graph_id)?;
+        let known = self.core.registry.agent_of_tenant(graph_id, tenant)?;
         // A server that is not there does not keep the rest from being shown.
         let _ = timeout(TOOLS_WAIT, known.agent().tools_ready(levels)).await;
         Some(known.agent().graph(levels))
@@ -360,7 +353,7 @@ impl Assistants {
     /// Returns the schemas of the state and the settings of this definition's agent. None if the definition does not
     /// exist for the tenant.
     pub fn schemas(&self, tenant: &Tenant, graph_id: &str) -> Option<Schemas> {
-        let known = self.known(tenant, graph_id)?;
+        let known = self.core.registry.agent_of_tenant(graph_id, tenant)?;
         Some(known.agent().schemas())
     }
 
@@ -373,7 +366,7 @@ impl Assistants {
         namespace: Option<&str>,
         recurse: bool,
     ) -> Option<Vec<(String, Schemas)>> {
-        let known = self.known(tenant, graph_id)?;
+        let known = self.core.registry.agent_of_tenant(graph_id, tenant)?;
         Some(known.agent().subagent_schemas(namespace, recurse))
     }
 }

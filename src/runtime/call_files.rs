@@ -121,7 +121,7 @@ impl CallFiles {
             .db
             .read(move |tx| Box::pin(async move { Caller::read(tx, &wanted).await }));
         let caller = read.await?.ok_or(CallFileError::NoAgent)?;
-        let known = self.known(&caller.main, call).await?;
+        let known = self.registered_agent(&caller.main, call).await?;
         let agent = self.agent(&known, &caller, call).await?;
         let now = core.clock.now();
         // Nothing is spent: files are read within the limits of requests.
@@ -145,7 +145,7 @@ impl CallFiles {
     }
 
     /// Returns the agent with the definition that a run has kept.
-    async fn known(&self, run: &Run, call: &CallBinding) -> Result<Arc<RegisteredAgent>, CallFileError> {
+    async fn registered_agent(&self, run: &Run, call: &CallBinding) -> Result<Arc<RegisteredAgent>, CallFileError> {
         let registry = &self.dispatcher.core.registry;
         let known = registry.of_run_of_tenant(run, &call.ownership.tenant).await?;
         known.ok_or(CallFileError::NoAgent)
@@ -165,7 +165,7 @@ impl CallFiles {
             let depth = run.lineage.depth;
             agent = if run.request.agent.is_some() {
                 base = depth;
-                Arc::clone(self.known(run, call).await?.agent())
+                Arc::clone(self.registered_agent(run, call).await?.agent())
             } else {
                 let subagent = agent.own_subagent(run.lineage.agent(), depth.saturating_sub(base));
                 subagent.ok_or(CallFileError::NoAgent)?

@@ -7,7 +7,8 @@ use super::dispatcher::Dispatcher;
 use super::interrupts::{self, CallerNotice};
 use super::retry::write_while_busy;
 use super::run_context::RunContext;
-use super::{CancelError, Runs, Webhooks, admission, ledger, log_lines};
+use super::shared::Core;
+use super::{CancelError, Runs, admission, ledger, log_lines};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::access::AccessScope;
 use crate::domain::id::{RunId, ThreadId};
@@ -127,10 +128,10 @@ impl Runs {
         let now = self.core.clock.now();
         let mut any = false;
         loop {
-            let webhooks = Arc::clone(&self.core.webhooks);
+            let core = Arc::clone(&self.core);
             let scope = scope.clone();
             let write = write_while_busy(&self.core.db, move |tx| {
-                Box::pin(async move { some_pending(tx, &scope, action, &webhooks, now).await })
+                Box::pin(async move { some_pending(tx, &scope, action, &core, now).await })
             });
             match write.await? {
                 true => any = true,
@@ -205,7 +206,7 @@ async fn request(
     let is_child = run.lineage.depth > 0;
     match run.status {
         RunStatus::Pending => {
-            admission::withdraw(tx, run, action, &context.core.webhooks, context.now).await?;
+            admission::withdraw(tx, run, action, &context.core, context.now).await?;
             Ok((None, None))
         }
         RunStatus::Running if is_child && action == CancelAction::Rollback => Err(CancelError::NoUndo),
@@ -245,7 +246,7 @@ async fn some_pending(
     tx: &mut Tx<'_>,
     scope: &AccessScope,
     action: CancelAction,
-    webhooks: &Webhooks,
+    core: &Core,
     now: Timestamp,
 ) -> DbResult<bool> {
     let page = db::runs::some_pending(tx, scope, now, AT_ONCE).await?;
@@ -255,7 +256,7 @@ async fn some_pending(
         // It may have begun before its thread was locked.
         let found = db::runs::get_by_id(tx, known.id).await?;
         if let Some(run) = found.filter(|run| run.status == RunStatus::Pending) {
-            admission::withdraw(tx, &run, action, webhooks, now).await?;
+            admission::withdraw(tx, &run, action, core, now).await?;
         }
     }
     Ok(!page.is_empty())

@@ -158,6 +158,21 @@ async fn check_cron(
     Ok(cron)
 }
 
+/// Returns whether a change gives runs a priority that the cron did not give them before: a higher one, or that of the cron to
+/// other runs, or to more of them. The owner of a cron may have no right to that, and may stop the cron all the same.
+fn prioritises_more(old: &Cron, new: &Cron) -> bool {
+    if new.request.priority > old.request.priority {
+        return true;
+    }
+    let of_anybody = |request: &RunRequest| RunRequest {
+        caller: None,
+        ..request.clone()
+    };
+    let has_same_times = new.schedule == old.schedule && new.end == old.end;
+    let has_same_runs = old.enabled && has_same_times && of_anybody(&new.request) == of_anybody(&old.request);
+    new.enabled && !has_same_runs
+}
+
 /// Checks that no policy forbids a user the runs of a cron on their thread, or on threads that the cron creates.
 async fn check_thread_by_policies(
     tx: &mut Tx<'_>,
@@ -183,16 +198,16 @@ async fn check_thread_by_policies(
     admission::refuse_by_policies(tx, &thread, user, Action::ThreadsCreateRun, core).await
 }
 
-/// Checks that no policy forbids the user of a cron its next run: its thread may have other metadata than before.
-pub(super) async fn check_by_policies(tx: &mut Tx<'_>, cron: &Cron, core: &Arc<Core>) -> Result<(), StartError> {
+/// Checks that the user of a cron may still read its assistant, which may be shared no more, and that no policy forbids the next
+/// run: the thread may have other metadata than before.
+pub(super) async fn check_user(tx: &mut Tx<'_>, cron: &Cron, core: &Arc<Core>) -> Result<(), StartError> {
     let Some(user) = &cron.request.caller else {
         return Ok(());
     };
-    let user = user.to_identity();
     if let Some(assistant) = db::assistants::find(tx, cron.assistant).await? {
-        admission::refuse_assistant_by_policies(&assistant, &user, core)?;
+        admission::refuse_assistant(&assistant, user, core)?;
     }
-    check_thread_by_policies(tx, cron, &user, core).await
+    check_thread_by_policies(tx, cron, &user.to_identity(), core).await
 }
 
 /// The handle for crons: creates, changes and deletes them. Cheap to clone.
@@ -219,9 +234,7 @@ impl Crons {
     ) -> Result<IdempotentOutcome<Cron>, CronError> {
         let id = CronId::mint();
         let now = self.core.clock.now();
-        let resource = new_cron.thread.map_or(ResourceRef::Collection, ResourceRef::Thread);
-        let prechecked = self.precheck_cron(&new_cron, Action::CronsCreate, resource, id, now);
-        let checked = match prechecked.await {
+        let checked = match self.precheck_cron(&new_cron, None, id, now).await {
             Ok(checked) => checked,
             Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
         };
@@ -255,9 +268,7 @@ impl Crons {
     /// See [`CronError`]; [`CronError::Stale`] when the cron was changed since it was read. Nothing is stored then.
     pub async fn update(&self, old: Cron, new_cron: NewCron) -> Result<Cron, CronError> {
         let now = self.core.clock.now();
-        let resource = ResourceRef::Cron(old.id);
-        let prechecked = self.precheck_cron(&new_cron, Action::CronsUpdate, resource, old.id, now);
-        let checked = prechecked.await?;
+        let checked = self.precheck_cron(&new_cron, Some(&old), old.id, now).await?;
         let context = AdmissionContext {
             now,
             ..self.admission.context(checked)
@@ -298,20 +309,26 @@ impl Crons {
         Ok(updated)
     }
 
-    /// Makes the checks of the request for a cron that need no transaction.
+    /// Makes the checks of the request for a cron that need no transaction. `old` is the cron that it changes.
     async fn precheck_cron(
         &self,
         new_cron: &NewCron,
-        action: Action,
-        resource: ResourceRef,
+        old: Option<&Cron>,
         id: CronId,
         now: Timestamp,
     ) -> Result<Vec<Checked>, CronError> {
         let NewCron { caller, request, .. } = new_cron;
         self.core.webhooks.check(request)?;
-        admission::check_priority(&self.core, caller, action, resource, request)?;
         // The id is a placeholder: the check resolves the assistant.
         let cron = new_cron.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
+        if old.is_none_or(|old| prioritises_more(old, &cron)) {
+            let (action, resource) = match (old, new_cron.thread) {
+                (Some(old), _) => (Action::CronsUpdate, ResourceRef::Cron(old.id)),
+                (None, Some(thread)) => (Action::CronsCreate, ResourceRef::Thread(thread)),
+                (None, None) => (Action::CronsCreate, ResourceRef::Collection),
+            };
+            admission::check_priority(&self.core, caller, action, resource, request)?;
+        }
         let ahead = NewRun {
             assistant: new_cron.assistant.clone(),
             ..new_run_of(&cron)

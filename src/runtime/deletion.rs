@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::prepare::CRASH_GAP;
 use super::retry::write_while_busy;
 use super::shared::Core;
-use super::{CancelAction, DeleteRunError, Runs, admission, log_lines};
+use super::{CancelAction, DeleteRunError, Runs, admission, log_lines, webhooks};
 use crate::db::events::NewEvent;
 use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Notification, Tx};
@@ -72,7 +72,7 @@ async fn delete(tx: &mut Tx<'_>, core: &Core, known: &Run, now: Timestamp) -> Re
     let found = find_deletable(tx, thread, id).await?;
     match found.status {
         RunStatus::Pending => {
-            admission::withdraw(tx, &found, CancelAction::Interrupt, &core.webhooks, now).await?;
+            admission::withdraw(tx, &found, CancelAction::Interrupt, core, now).await?;
         }
         RunStatus::Running => end_at_work(tx, core, &found, now).await?,
         RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {}
@@ -99,7 +99,7 @@ async fn end_at_work(tx: &mut Tx<'_>, core: &Core, run: &Run, now: Timestamp) ->
     };
     db::events::insert(tx, &[event]).await?;
     db::runs::stop_children(tx, thread, Some(run.id), now).await?;
-    core.webhooks.report_withdrawn(tx, run, now).await?;
+    webhooks::report_withdrawn(tx, core, run, now).await?;
     let left = ThreadAfterRun {
         run: run.id,
         status: ThreadStatus::Interrupted,

@@ -50,6 +50,8 @@ const POLL: Duration = Duration::from_secs(1);
 /// The time between the look that misses the lock of a process and the look that finds that it has ended, and between two
 /// looks for claims without an answer.
 const SECOND_LOOK: Duration = Duration::from_millis(500);
+// Another process has the runs of one that has ended within two seconds, after two looks and a transaction.
+const _: () = assert!(POLL.as_millis() + SECOND_LOOK.as_millis() < 2_000);
 /// The pauses between looks at the queue while a run is due that could not be claimed: another transaction may have locked
 /// its thread for a moment, or its account may have as many runs at work as its quota allows.
 const BLOCKED: Backoff = Backoff::doubling(Duration::from_millis(50), POLL);

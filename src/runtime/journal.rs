@@ -150,13 +150,13 @@ impl LaneJournal {
             .await
             .map_err(|error| exit_reason_of(self.run_context.run.id, &error))?;
         if let Some(stored) = &mut found {
-            stored.known = self.known(&stored.run).await?;
+            stored.known = self.registered_agent(&stored.run).await?;
         }
         Ok(found)
     }
 
     /// Returns the registered agent of a child, if it has one.
-    async fn known(&self, child: &Run) -> Result<Option<Arc<RegisteredAgent>>, ExitReason> {
+    async fn registered_agent(&self, child: &Run) -> Result<Option<Arc<RegisteredAgent>>, ExitReason> {
         if child.request.agent.is_none() {
             return Ok(None);
         }
@@ -557,7 +557,7 @@ impl LaneJournal {
             start,
         } = child;
         journal.ended.store(false, Ordering::Relaxed);
-        let known = self.known(&prepared.run).await?;
+        let known = self.registered_agent(&prepared.run).await?;
         let is_begun = start.is_some();
         let (machine, input) = match start {
             Some(start) => (start.machine, Some(start.input)),

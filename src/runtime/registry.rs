@@ -544,6 +544,11 @@ impl Registry {
             .ok()
     }
 
+    /// Returns the agent of this name as a tenant may run it, if it exists for the tenant.
+    pub(super) fn agent_of_tenant(&self, graph_id: &str, tenant: &Tenant) -> Option<Arc<RegisteredAgent>> {
+        self.for_tenant(&self.find_of_tenant(graph_id, tenant)?, tenant)
+    }
+
     /// Returns the agents that can run and that exist for a tenant.
     pub(super) fn of_tenant(&self, tenant: &Tenant) -> Vec<Arc<RegisteredAgent>> {
         let current = self.current();

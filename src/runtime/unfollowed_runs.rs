@@ -18,12 +18,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::retry::{TransactionError, write_while_busy};
-use super::shared::Core;
+use super::retry::TransactionError;
 use super::{CancelAction, CancelError, Runs, StartError, late_commits};
-use crate::db::{self, DbError, DbResult, RowAccess, Tx, warn_of};
-use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::db::{self, DbError, DbResult, RowAccess, warn_of};
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
+
+mod followers;
+
+use followers::{Following, FoundFollowers, following};
+
+pub use followers::FollowingClient;
 
 /// The pause between frequent looks.
 const FREQUENT: Duration = Duration::from_millis(250);
@@ -86,70 +91,6 @@ struct UnfollowedRun {
     first_look: Option<Instant>,
     /// True if the last look has found it.
     is_found: bool,
-}
-
-/// The processes with followers of a run that ends with its clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Following {
-    /// The run is over, gone, or does not end with its clients.
-    Settled,
-    /// Clients follow it here, or there are other processes, which are alive.
-    Somewhere,
-    /// All of the others have ended.
-    Nowhere,
-}
-
-/// The followers of a run as a look of this process has found them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FoundFollowers {
-    following: Following,
-    /// True if the request of the run names this process without need, or does not name it although clients follow the run here.
-    is_outdated: bool,
-}
-
-impl FoundFollowers {
-    const SETTLED: Self = Self {
-        following: Following::Settled,
-        is_outdated: false,
-    };
-
-    /// Returns what a look has found that saw whether this process is named, whether clients follow the run here, and whether
-    /// other processes that are named are alive.
-    fn of(is_named: bool, is_here: bool, are_others: bool) -> Self {
-        Self {
-            following: match is_here || are_others {
-                true => Following::Somewhere,
-                false => Following::Nowhere,
-            },
-            is_outdated: match is_here {
-                true => !is_named,
-                // The last process that is named stays: a run without one does not end with its clients.
-                false => is_named && are_others,
-            },
-        }
-    }
-}
-
-/// A client of this process that follows a run, until this is dropped.
-pub struct FollowingClient {
-    core: Arc<Core>,
-    run: RunId,
-}
-
-impl FollowingClient {
-    fn new(core: &Arc<Core>, run: RunId) -> Self {
-        core.unfollowed.add_client(run);
-        Self {
-            core: Arc::clone(core),
-            run,
-        }
-    }
-}
-
-impl Drop for FollowingClient {
-    fn drop(&mut self) {
-        self.core.unfollowed.leave(self.run);
-    }
 }
 
 impl UnfollowedRuns {
@@ -349,80 +290,6 @@ impl Runs {
         }
     }
 
-    /// Notes that a client follows a run, if the run ends with its clients: it goes on although the process has ended that
-    /// the former client was connected to. The client follows it until the follower is dropped.
-    ///
-    /// # Errors
-    /// Returns an error when the database fails.
-    pub async fn follow(&self, run: &Run) -> DbResult<Option<FollowingClient>> {
-        if run.request.followers.is_empty() {
-            return Ok(None);
-        }
-        let follower = FollowingClient::new(&self.core, run.id);
-        // The process that takes the run up may be this one, and finds itself among the followers then.
-        if self.note_follower(run).await? {
-            self.cancel_unless_followed(run.id);
-        }
-        Ok(Some(follower))
-    }
-
-    /// Notes that a client of this process follows a run. Returns false if that is known, or if the run is over.
-    async fn note_follower(&self, run: &Run) -> DbResult<bool> {
-        let own = self.core.id;
-        let needs_note = move |run: &Run| {
-            let followers = &run.request.followers;
-            !run.status.is_final() && !followers.is_empty() && !followers.contains(&own)
-        };
-        if !needs_note(run) {
-            return Ok(false);
-        }
-        let now = self.core.clock.now();
-        let thread = run.thread;
-        let id = run.id;
-        let write = write_while_busy(&self.core.db, move |tx| {
-            Box::pin(async move {
-                // The run does not end in between.
-                db::threads::lock(tx, thread).await?;
-                let Some(mut run) = db::runs::find(tx, thread, id).await?.filter(needs_note) else {
-                    return Ok(false);
-                };
-                run.request.followers = with_lease(tx, &run.request.followers).await?;
-                run.request.followers.push(own);
-                db::runs::set_request(tx, id, &run.request, now).await?;
-                DbResult::Ok(true)
-            })
-        });
-        write.await
-    }
-
-    /// Corrects whether the request of a run names this process.
-    async fn correct_followers(&self, thread: ThreadId, run: RunId) -> DbResult<()> {
-        let core = Arc::clone(&self.core);
-        let now = core.clock.now();
-        let write = write_while_busy(&self.core.db, move |tx| {
-            Box::pin(async move {
-                // The run does not end in between.
-                db::threads::lock(tx, thread).await?;
-                // A client may have come, the others may have left, or the run may have ended since the look.
-                let is_here = core.unfollowed.is_followed_here(run);
-                if !following(tx, run, core.id, is_here).await?.is_outdated {
-                    return Ok(());
-                }
-                let Some(mut found) = db::runs::find(tx, thread, run).await? else {
-                    return Ok(());
-                };
-                let named = &mut found.request.followers;
-                *named = others_with_lease(tx, named, core.id).await?;
-                if is_here {
-                    named.push(core.id);
-                }
-                db::runs::set_request(tx, run, &found.request, now).await?;
-                DbResult::Ok(())
-            })
-        });
-        write.await
-    }
-
     fn spawn_look_for_unfollowed_runs(&self) {
         let runs = self.clone();
         // The runs of all tenants are looked for by one task.
@@ -497,34 +364,6 @@ impl Runs {
         self.core.unfollowed.looked(&due, &found, began);
         Ok(())
     }
-}
-
-/// Looks for the followers of a run. `own` is this process, and `is_here` says whether clients follow the run at it.
-async fn following(tx: &mut Tx<'_>, run: RunId, own: WorkerId, is_here: bool) -> DbResult<FoundFollowers> {
-    let named = db::runs::followers(tx, run).await?;
-    if named.is_empty() {
-        return Ok(FoundFollowers::SETTLED);
-    }
-    let others = others_with_lease(tx, &named, own).await?;
-    Ok(FoundFollowers::of(named.contains(&own), is_here, !others.is_empty()))
-}
-
-/// Returns the workers among these that have a valid lease, without this process.
-async fn others_with_lease(tx: &mut Tx<'_>, workers: &[WorkerId], own: WorkerId) -> DbResult<Vec<WorkerId>> {
-    let mut alive = with_lease(tx, workers).await?;
-    alive.retain(|worker| *worker != own);
-    Ok(alive)
-}
-
-/// Returns the workers among these that have a valid lease.
-async fn with_lease(tx: &mut Tx<'_>, workers: &[WorkerId]) -> DbResult<Vec<WorkerId>> {
-    let mut alive = vec![];
-    for worker in workers {
-        if db::workers::has_lease(tx, *worker).await? {
-            alive.push(*worker);
-        }
-    }
-    Ok(alive)
 }
 
 #[cfg(test)]

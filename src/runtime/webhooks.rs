@@ -10,17 +10,19 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, USER_AGENT};
 use reqwest::{Client, StatusCode, redirect};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
 
+use super::shared::Core;
+use super::{ResourceRef, access};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
-use crate::domain::access::Ownership;
+use crate::domain::access::{Action, Ownership};
 use crate::domain::backoff::Backoff;
 use crate::domain::checkpoint::Lane;
-use crate::domain::delivery::Delivery;
+use crate::domain::delivery::{Delivery, MASKED_ADDRESS, is_masked};
 use crate::domain::identity::Tenant;
 use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
@@ -79,6 +81,8 @@ pub type Render = fn(&Report<'_>) -> Map<String, Value>;
 const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// The field of a report that says when it was sent.
 const SENT_AT: &str = "webhook_sent_at";
+/// The field of a report with the values of the thread.
+const VALUES: &str = "values";
 
 /// The sender of reports about runs that have ended.
 pub struct Webhooks {
@@ -126,10 +130,12 @@ impl Webhooks {
                 .ok_or_else(|| format!("`webhook_secret` of `[tenants.{tenant}]` is empty or not Base64"))?;
             tenant_keys.insert(tenant, key);
         }
+        let headers = settings.headers.iter();
+        let headers = headers.map(|(name, value)| (name.as_str(), value.expose_secret()));
         Ok(Self {
             client,
             rules,
-            headers: headers(&settings.headers)?,
+            headers: net::secret_headers(headers, &[])?,
             key: key.transpose()?,
             tenant_keys,
             render,
@@ -142,7 +148,11 @@ impl Webhooks {
 
     /// Checks the webhook address of a request, if the request has one.
     pub(super) fn check(&self, request: &RunRequest) -> Result<(), Invalid> {
-        request.webhook().map_or(Ok(()), |url| self.check_address(url))
+        match request.webhook() {
+            Some(url) if is_masked(url) => Err(Invalid::new("webhook", MASKED_ADDRESS)),
+            Some(url) => self.check_address(url),
+            None => Ok(()),
+        }
     }
 
     /// Checks the address of a webhook.
@@ -161,34 +171,6 @@ impl Webhooks {
         let run = report.run;
         let delivery = Delivery::new(run.id, run.thread, ownership.clone(), url, body, report.ended);
         Some(delivery)
-    }
-
-    /// Stores the report about a run that was cancelled before it began, or that another process ends.
-    pub(super) async fn report_withdrawn(&self, tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
-        if run.request.webhook().is_none() {
-            return Ok(());
-        }
-        let Some(facts) = db::access::thread_facts(tx, run.thread, false).await? else {
-            return Ok(());
-        };
-        // A history that cannot be read must not prevent the cancellation of a run.
-        let read = db::unless_corrupt(db::checkpoints::machine(tx, run.thread, Lane::Main).await)?;
-        let values = read.map(|(machine, _)| machine.state.values()).unwrap_or_default();
-        let run = Run {
-            status: RunStatus::Interrupted,
-            updated_at: now,
-            ..run.clone()
-        };
-        let report = Report {
-            run: &run,
-            began: None,
-            ended: now,
-            values,
-        };
-        match self.delivery(&report, &facts.ownership) {
-            Some(delivery) => db::deliveries::insert(tx, &delivery).await,
-            None => Ok(()),
-        }
     }
 
     /// Sends a report once, and returns the status with which the address answered.
@@ -245,6 +227,59 @@ impl Webhooks {
     }
 }
 
+/// Stores the report about a run that was cancelled before it began, or that another process ends.
+pub(super) async fn report_withdrawn(tx: &mut Tx<'_>, core: &Core, run: &Run, now: Timestamp) -> DbResult<()> {
+    if run.request.webhook().is_none() {
+        return Ok(());
+    }
+    let Some(facts) = db::access::thread_facts(tx, run.thread, false).await? else {
+        return Ok(());
+    };
+    // A history that cannot be read must not prevent the cancellation of a run.
+    let read = db::unless_corrupt(db::checkpoints::machine(tx, run.thread, Lane::Main).await)?;
+    let values = read.map(|(machine, _)| machine.state.values()).unwrap_or_default();
+    let run = Run {
+        status: RunStatus::Interrupted,
+        updated_at: now,
+        ..run.clone()
+    };
+    let report = Report {
+        run: &run,
+        began: None,
+        ended: now,
+        values,
+    };
+    match core.webhooks.delivery(&report, &facts.ownership) {
+        Some(delivery) => Box::pin(store(tx, core, &run, &delivery)).await,
+        None => Ok(()),
+    }
+}
+
+/// Stores the report about the end of a run. It has no values if the user who started the run may not see those of the thread
+/// now: a thread may be shared no more.
+pub(super) async fn store(tx: &mut Tx<'_>, core: &Core, run: &Run, report: &Delivery) -> DbResult<()> {
+    const ACTIONS: [Action; 2] = [Action::ThreadsRead, Action::ThreadsCreateRun];
+    // The thread of a background task belongs to the owner of the thread that started it.
+    let user = run.request.caller.as_ref().filter(|_| run.request.background.is_none());
+    let thread = ResourceRef::Thread(run.thread);
+    if let Some(user) = user
+        && !access::may_user(tx, core, user, &ACTIONS, thread).await?
+    {
+        return db::deliveries::insert(tx, &without_values(report)).await;
+    }
+    db::deliveries::insert(tx, report).await
+}
+
+/// Returns a report with empty values.
+fn without_values(report: &Delivery) -> Delivery {
+    let mut body: Map<String, Value> = serde_json::from_str(&report.body).unwrap_or_default();
+    body.insert(VALUES.to_owned(), Value::Object(Map::new()));
+    Delivery {
+        body: Value::Object(body).to_string(),
+        ..report.clone()
+    }
+}
+
 /// Returns the reason why a report could not be sent.
 fn describe_error(error: &reqwest::Error) -> String {
     let reason = net::describe_error(error);
@@ -252,17 +287,4 @@ fn describe_error(error: &reqwest::Error) -> String {
         true => reason,
         false => format!("it could not be sent: {reason}"),
     }
-}
-
-/// Returns the headers that every report has.
-fn headers(given: &BTreeMap<String, SecretString>) -> Result<HeaderMap, String> {
-    let mut headers = HeaderMap::new();
-    for (name, value) in given {
-        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))?;
-        let mut value = HeaderValue::from_str(value.expose_secret())
-            .map_err(|_| format!("the header {name} has a value that headers cannot have"))?;
-        value.set_sensitive(true);
-        headers.insert(key, value);
-    }
-    Ok(headers)
 }

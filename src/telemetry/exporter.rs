@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use opentelemetry_proto::tonic::resource::v1::Resource;
-use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER, USER_AGENT};
-use reqwest::{Client, Response, StatusCode, Url};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, USER_AGENT};
+use reqwest::{Client, StatusCode, Url};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
@@ -173,28 +173,13 @@ impl Exporter {
         })?;
         let status = response.status();
         if status.is_success() {
-            return Ok(self.encoding.rejected(&read(response).await));
+            let body = net::read_bounded(response, MAX_RESPONSE_BYTES).await;
+            return Ok(self.encoding.rejected(&body.unwrap_or_default()));
         }
-        let wait = response
-            .headers()
-            .get(RETRY_AFTER)
-            .and_then(|value| value.to_str().ok());
         Err(Undelivered {
             reason: format!("the collector answered with status {}", status.as_u16()),
             may_retry: RETRYABLE.contains(&status),
-            wait: wait.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs),
+            wait: net::retry_after(response.headers()),
         })
     }
-}
-
-/// Reads a response up to a limit. What is not read is ignored.
-async fn read(mut response: Response) -> Vec<u8> {
-    let mut body = Vec::new();
-    while let Ok(Some(chunk)) = response.chunk().await {
-        body.extend_from_slice(&chunk);
-        if body.len() > MAX_RESPONSE_BYTES {
-            return vec![];
-        }
-    }
-    body
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Url, redirect};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::mpsc::error::TrySendError;
@@ -93,10 +92,12 @@ impl Telemetry {
             .build()
             .context("could not create the HTTP client for traces")?;
         let (spans, received) = mpsc::channel(settings.queue);
+        let headers = settings.headers.iter();
+        let headers = headers.map(|(name, value)| (name.as_str(), value.expose_secret()));
         let exporter = Exporter {
             client,
             url: address(&settings.endpoint, settings.is_whole)?,
-            headers: headers(&settings.headers)?,
+            headers: net::secret_headers(headers, &[])?,
             encoding: settings.encoding,
             resource: otlp::resource(&settings.resource),
             batch: settings.batch,
@@ -155,18 +156,6 @@ fn address(endpoint: &str, is_whole: bool) -> anyhow::Result<Url> {
         url.set_path(&path);
     }
     Ok(url)
-}
-
-fn headers(given: &BTreeMap<String, SecretString>) -> anyhow::Result<HeaderMap> {
-    let mut headers = HeaderMap::new();
-    for (name, value) in given {
-        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| anyhow!("{name:?} is not a header name"))?;
-        let value = HeaderValue::from_str(value.expose_secret());
-        let mut value = value.map_err(|_| anyhow!("the header {name} has a value that headers cannot have"))?;
-        value.set_sensitive(true);
-        headers.insert(key, value);
-    }
-    Ok(headers)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url, redirect};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -38,6 +38,7 @@ use crate::domain::schema::Schema;
 use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
+use crate::net;
 
 pub mod server;
 
@@ -65,7 +66,7 @@ const STALE: [StatusCode; 3] = [StatusCode::NOT_FOUND, StatusCode::CONFLICT, Sta
 /// # Errors
 /// When TLS cannot be initialised.
 pub fn client() -> Result<Client, reqwest::Error> {
-    crate::net::client_builder()
+    net::client_builder()
         .redirect(redirect::Policy::none())
         .connect_timeout(Duration::from_secs(10))
         .build()
@@ -768,18 +769,8 @@ pub(in crate::tool) fn base_url(given: &str) -> Result<Url, Invalid> {
 /// # Errors
 /// The header that is invalid or reserved.
 pub(in crate::tool) fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
-    let mut headers = HeaderMap::new();
-    for (name, value) in given {
-        let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);
-        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is not a header name"))?;
-        if key == CONTENT_TYPE || key == IDEMPOTENCY_KEY || key == TASK_ID {
-            return Err(wrong("is set by the server itself"));
-        }
-        let mut value = HeaderValue::from_str(value).map_err(|_| wrong("has a value that no header can have"))?;
-        value.set_sensitive(true);
-        headers.insert(key, value);
-    }
-    Ok(headers)
+    let given = given.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    net::secret_headers(given, &[CONTENT_TYPE.as_str(), IDEMPOTENCY_KEY, TASK_ID])
 }
 
 #[cfg(test)]

@@ -99,6 +99,22 @@ await play(async (tab) => {
   await ask("POST", `${runs}/${working.run_id}/cancel`, {});
   await tab.sees("echo: the next one");
 
+  // Several do so in their order, also after a reload.
+  await tab.until("the run is over", () => document.querySelector(".thread-head .status")?.dataset.status === "idle");
+  await send(endless("again and again"));
+  await page.locator(".streaming").getByText("again and again").waitFor();
+  await send("the first after it");
+  await send("the second after it");
+  await tab.sees("2 queued.");
+  await page.reload();
+  await page.locator(".streaming").getByText("again and again").waitFor();
+  await tab.sees("2 queued.");
+  const [stuck] = (await unfinished()).filter((run) => run.status === "running");
+  await ask("POST", `${runs}/${stuck.run_id}/cancel`, {});
+  await tab.sees("echo: the first after it");
+  await tab.sees("echo: the second after it");
+  await tab.until("nothing is kept", () => !Object.keys(sessionStorage).some((key) => key.startsWith("adjutant.queued.")));
+
   // A failed run says why, and can be tried again.
   await tab.until("the run is over", () => document.querySelector(".thread-head .status")?.dataset.status === "idle");
   await send(script({ error: 400 }));

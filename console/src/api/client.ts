@@ -2,6 +2,8 @@
 import { Client } from "@langchain/langgraph-sdk";
 import { useSyncExternalStore } from "react";
 
+import { forgetQueuedTexts } from "../lib/queued";
+
 const KEY = "adjutant.api-key";
 const listeners = new Set<() => void>();
 let isRefused = false;
@@ -25,6 +27,8 @@ export function bearer(key: string): string {
 
 /** Keeps the key for this tab, until it is closed. */
 export function signIn(key: string): void {
+  // The key may be that of another user, in whose name no message of this one may be sent.
+  if (apiKey() !== key) forgetQueuedTexts();
   sessionStorage.setItem(KEY, key);
   isRefused = false;
   changed();
@@ -32,6 +36,7 @@ export function signIn(key: string): void {
 
 export function signOut(): void {
   sessionStorage.removeItem(KEY);
+  forgetQueuedTexts();
   isRefused = true;
   changed();
 }

@@ -8,6 +8,7 @@ import type { JsonObject } from "../api/types";
 import { Feed } from "../lib/feed";
 import { useFrame } from "../lib/frame";
 import { type Message, messageOfSdk } from "../lib/messages";
+import { keepQueuedTexts, queuedTexts } from "../lib/queued";
 
 /** One open thread: what is said on it, who works on it, and how to say something. */
 export interface Session {
@@ -45,6 +46,16 @@ async function cancelRuns(threadId: string): Promise<void> {
     // A run that has ended meanwhile cannot be cancelled. The others are.
     await Promise.allSettled(found.map((run) => runs.cancel(threadId, run.run_id)));
   }
+}
+
+/** Returns the input of a run that says something. */
+function saying(text: string) {
+  return { messages: [{ type: "human", content: text }] };
+}
+
+/** Returns the text of what waits in the queue of the hook. */
+function textOf(entry: { readonly values?: unknown }): string {
+  return (entry.values as ReturnType<typeof saying> | undefined)?.messages[0]?.content ?? "";
 }
 
 interface Properties {
@@ -109,9 +120,22 @@ function Connected({ threadId, assistantId, first, onFirst, children, onForeignR
   useEffect(() => {
     if (!first || said.current || stream.isThreadLoading || !handle) return;
     said.current = true;
-    void stream.submit({ messages: [{ type: "human", content: first }] });
+    void stream.submit(saying(first));
     onFirst?.();
   }, [first, onFirst, stream, handle]);
+
+  // Messages that waited before a reload, or before the hook began anew, wait again.
+  const isRestored = useRef(false);
+  useEffect(() => {
+    if (isRestored.current || stream.isThreadLoading || !handle) return;
+    isRestored.current = true;
+    const texts = queuedTexts(threadId);
+    keepQueuedTexts(threadId, []);
+    for (const text of texts) void stream.submit(saying(text), { multitaskStrategy: "enqueue" });
+  }, [stream, handle, threadId]);
+  useEffect(() => {
+    if (isRestored.current) keepQueuedTexts(threadId, queue.entries.map(textOf));
+  }, [queue.entries, threadId]);
 
   const shown = useFrame(stream.messages);
   const messages = useMemo(() => {
@@ -129,11 +153,12 @@ function Connected({ threadId, assistantId, first, onFirst, children, onForeignR
     isThreadLoading: stream.isThreadLoading,
     error: stream.error,
     queued: queue.size,
-    say: (text) => void stream.submit({ messages: [{ type: "human", content: text }] }, { multitaskStrategy: "enqueue" }),
+    say: (text) => void stream.submit(saying(text), { multitaskStrategy: "enqueue" }),
     goOn: (checkpointId) => stream.submit(null, checkpointId ? { forkFrom: checkpointId } : {}),
     stop: () => {
       // The hook would send them when the run has ended.
       void queue.clear();
+      keepQueuedTexts(threadId, []);
       void cancelRuns(threadId);
     },
   };

@@ -95,7 +95,7 @@ impl IssuerKeys {
                 && let Ok(_alone) = self.fetching.try_lock()
             {
                 self.fetch_unless_just_tried().await;
-                return self.known(kid, algorithm);
+                return self.find_keys(kid, algorithm);
             }
             return Ok(found);
         }
@@ -103,7 +103,7 @@ impl IssuerKeys {
         if self.cached(kid, algorithm).is_empty() {
             self.fetch_unless_just_tried().await;
         }
-        self.known(kid, algorithm)
+        self.find_keys(kid, algorithm)
     }
 
     /// Returns the keys of the last set, unless it is too old.
@@ -118,7 +118,7 @@ impl IssuerKeys {
     }
 
     /// Returns the keys after an attempt to fetch them.
-    fn known(&self, kid: Option<&str>, algorithm: JwtAlgorithm) -> Result<Vec<JwksKey>, AuthError> {
+    fn find_keys(&self, kid: Option<&str>, algorithm: JwtAlgorithm) -> Result<Vec<JwksKey>, AuthError> {
         let found = self.cached(kid, algorithm);
         if !found.is_empty() {
             return Ok(found);

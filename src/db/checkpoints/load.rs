@@ -31,14 +31,6 @@ pub async fn load_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, head: &He
     Ok(State::clone(&*state_at(tx, thread, lane, head.id).await?))
 }
 
-/// Returns the same state as [`load_state`], shared with the cache.
-///
-/// # Errors
-/// As [`load_state`].
-pub async fn shared_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, head: &Head) -> DbResult<Arc<State>> {
-    state_at(tx, thread, lane, head.id).await
-}
-
 /// Returns the newest state of a lane, shared with the cache; none if the lane has no checkpoint.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use crate::db::checkpoints::{self, Head, NewCheckpoint};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::{DbResult, Tx, runs};
+use crate::domain::access::may_prioritise;
 use crate::domain::account::{Account, RunQueue};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -115,12 +116,16 @@ impl WaitingSteps {
         }))
     }
 
-    /// Assigns the steps to this caller, on whose behalf and at whose expense they go on.
+    /// Assigns the steps to this caller, on whose behalf and at whose expense they go on. Copies do not multiply a priority that
+    /// the caller could not give.
     pub(super) fn assign_to(&mut self, caller: &Identity) {
         self.run.request.assign_to(caller);
+        let keeps_priority = may_prioritise(caller);
         let subagents = self.agents.iter_mut().filter_map(|(agent, _)| agent.run.as_mut());
         for run in std::iter::once(&mut self.run).chain(subagents) {
-            run.queue = RunQueue::new(Account::of(caller), run.queue.priority);
+            let priority = if keeps_priority { run.queue.priority } else { 0 };
+            run.request.priority = run.request.priority.min(priority);
+            run.queue = RunQueue::new(Account::of(caller), priority);
         }
     }
 

@@ -7,7 +7,7 @@ use super::{ItemRow, NamespaceRange, SELECT, push_not_expired};
 use crate::db::access::push_owner;
 use crate::db::engine::on_engine;
 use crate::db::json::unless_corrupt;
-use crate::db::list_part::ListPart;
+use crate::db::list_part::{ListBuilder, ListPart};
 use crate::db::{DbError, DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::item::{Item, ItemSearch};
@@ -34,19 +34,14 @@ pub(super) async fn search(
     bytes: usize,
     now: Timestamp,
 ) -> DbResult<ListPart<Item>> {
-    let mut page = ListPart {
-        rows: vec![],
-        is_cut: false,
-    };
+    let mut page = ListBuilder::skipping(i64::from(wanted.offset), i64::from(wanted.limit), bytes);
     let NamespaceRange {
         from: mut namespace,
         to,
     } = NamespaceRange::below(&wanted.prefix);
     let mut key = String::new();
     let mut opened = 0;
-    let mut left = bytes;
-    let mut to_skip = wanted.offset as usize;
-    loop {
+    while !page.is_over() {
         let rows = items_after(tx, space, [&namespace, &key, &to], now).await?;
         let is_last = i64::try_from(rows.len()) != Ok(BATCH);
         for row in rows {
@@ -58,27 +53,18 @@ pub(super) async fn search(
             key.clone_from(&row.key);
             let weight = row.weigh();
             let item = unless_corrupt(Item::try_from(row))?;
-            let Some(item) = item.filter(|item| wanted.filter.matches(&item.value)) else {
-                continue;
-            };
-            if to_skip > 0 {
-                to_skip -= 1;
-                continue;
+            if let Some(item) = item.filter(|item| wanted.filter.matches(&item.value)) {
+                page.add(weight, item);
             }
-            if page.rows.len() == wanted.limit as usize {
-                return Ok(page);
+            if page.is_over() {
+                break;
             }
-            if weight > left && !page.rows.is_empty() {
-                page.is_cut = true;
-                return Ok(page);
-            }
-            left = left.saturating_sub(weight);
-            page.rows.push(Some(item));
         }
         if is_last {
-            return Ok(page);
+            break;
         }
     }
+    Ok(page.finish())
 }
 
 /// Returns the next batch of items behind an address, given as namespace and key, and before a namespace.

@@ -6,6 +6,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::below::WITH_TREE;
+use super::children::stop_children;
 use super::turns::MAY_BEGIN;
 use super::usage::encode_usage;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, read_all, restore};
@@ -14,7 +15,7 @@ use crate::db::engine::{Engine, on_engine};
 use crate::db::row::from_row;
 use crate::db::statement::LaterRows;
 use crate::db::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
-use crate::db::{DbError, DbResult, Notification, Tx, blobs, interrupts, notifications, threads};
+use crate::db::{DbError, DbResult, Notification, Tx, interrupts, notifications, threads};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
@@ -22,14 +23,6 @@ use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
-
-/// Assignments that save the status and the usage of a subagent's run before run `$2` of the main agent changes them, for
-/// [`restore_children`].
-pub(super) const SAVE: &str = "\
-    before = case when root_id <> $2 and touched_by is distinct from $2 then status else before end, \
-    usage_before = case when root_id <> $2 and touched_by is distinct from $2 then coalesce(usage, '{}') \
-    else usage_before end, \
-    touched_by = case when root_id <> $2 then $2 else touched_by end";
 
 /// A run claimed by a worker.
 #[derive(Debug, Clone, PartialEq)]
@@ -521,89 +514,5 @@ pub async fn release(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i64) 
 pub async fn release_all(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<()> {
     const SQL: &str = "update runs set worker = null where depth = 0 and status = 'running' and worker = $1";
     on_engine!(tx, |conn| query(SQL).bind(worker.0).execute(conn).await.map(drop))?;
-    Ok(())
-}
-
-/// Sets the status and the error of a subagent's run, on behalf of run `by` of the main agent, so that
-/// [`restore_children`] can undo it.
-pub async fn set_child_status(
-    tx: &mut Tx<'_>,
-    child: RunId,
-    status: RunStatus,
-    error: Option<&Failure>,
-    by: RunId,
-    now: Timestamp,
-) -> DbResult<()> {
-    const SQL: &str = concatcp!(
-        "update runs set status = $3, error = $4, updated_at = $5, ",
-        SAVE,
-        " where run_id = $1 and depth > 0"
-    );
-    let error = encode_error(tx, child, error).await?;
-    tx.statement(SQL)
-        .bind(child.0)
-        .bind(by.0)
-        .bind(status.word())
-        .bind(error)
-        .bind(now.0)
-        .execute_later()
-        .await
-}
-
-/// Sets all running subagents' runs of a thread to `interrupted`. What is done on behalf of run `by` of the main agent
-/// can be undone by [`restore_children`].
-pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, by: Option<RunId>, now: Timestamp) -> DbResult<()> {
-    // Nothing is equal to null, or differs from it, so without a run the earlier status is not saved.
-    const SQL: &str = concatcp!(
-        "update runs set status = 'interrupted', updated_at = $3, ",
-        SAVE,
-        " where thread_id = $1 and depth > 0 and status = 'running'"
-    );
-    on_engine!(tx, |conn| query(SQL)
-        .bind(thread.0)
-        .bind(by.map(|run| run.0))
-        .bind(now.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
-    Ok(())
-}
-
-/// Sets all running runs below a subagent's run to `interrupted`, on behalf of run `by` of the main agent, so that
-/// [`restore_children`] can undo it.
-pub async fn stop_below(tx: &mut Tx<'_>, child: RunId, by: RunId, now: Timestamp) -> DbResult<()> {
-    const SQL: &str = concatcp!(
-        WITH_TREE,
-        "update runs set status = 'interrupted', updated_at = $3, ",
-        SAVE,
-        " where run_id in (select member from tree) and run_id <> $1 and status = 'running'"
-    );
-    on_engine!(tx, |conn| query(SQL)
-        .bind(child.0)
-        .bind(by.0)
-        .bind(now.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
-    Ok(())
-}
-
-/// Stores that run `by` of the main agent began a subagent's run. If that run is below one that an earlier run began, it
-/// has the root of the earlier run, and [`restore_children`] finds it by this mark.
-pub async fn mark_begun_by(tx: &mut Tx<'_>, child: RunId, by: RunId) -> DbResult<()> {
-    const SQL: &str = "update runs set touched_by = $2 where run_id = $1 and depth > 0 and root_id <> $2";
-    tx.statement(SQL).bind(child.0).bind(by.0).execute_later().await
-}
-
-/// Undoes the changes of run `by` to subagents' runs that belong to other runs of the main agent: their child runs that
-/// `by` began are deleted, and the others get back their former status and usage.
-pub async fn restore_children(tx: &mut Tx<'_>, by: RunId) -> DbResult<()> {
-    const DELETE: &str = "delete from runs where touched_by = $1 and before is null";
-    const RESTORE: &str = "update runs set status = coalesce(before, status), usage = coalesce(usage_before, usage), \
-        error = null, before = null, usage_before = null, cancel = null, touched_by = null where touched_by = $1";
-    let freed = blobs::of_runs_begun_by(tx, by).await?;
-    on_engine!(tx, |conn| query(DELETE).bind(by.0).execute(conn).await.map(drop))?;
-    blobs::delete_unreferenced(tx, freed).await?;
-    on_engine!(tx, |conn| query(RESTORE).bind(by.0).execute(conn).await.map(drop))?;
     Ok(())
 }

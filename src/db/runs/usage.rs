@@ -7,7 +7,7 @@ use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::TABLE;
-use super::claims::SAVE;
+use super::children::SAVE;
 use crate::db::engine::on_engine;
 use crate::db::json::{ColumnRef, encode};
 use crate::db::short_form::shorten;

@@ -153,6 +153,7 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
         asker: InterruptSource::Call("a".to_owned()),
         question: Arc::new(question),
         answer: None,
+        is_inline: false,
     };
     let call = |id: &str, status: CallStatus| Call {
         id: id.to_owned(),

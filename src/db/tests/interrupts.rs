@@ -44,6 +44,7 @@ pub(super) fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Inter
             asker,
             question: Arc::new(question),
             answer: None,
+            is_inline: false,
         },
         thread,
         run: RunId::mint(),

@@ -6,7 +6,7 @@ use serde_json::Map;
 use super::interrupts::pending_interrupt;
 use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::interrupts::InterruptState;
-use crate::db::runs::LeaseHolder;
+use crate::db::runs::{ChildRowUpdate, LeaseHolder};
 use crate::db::{DbError, interrupts, runs, threads, workers};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, RunQueue};
@@ -851,16 +851,23 @@ async fn an_undone_run_leaves_the_subagents_of_earlier_runs_as_it_found_them(db:
         seconds: 0.5,
         ..Usage::default()
     };
-    let before = used(1);
-    let after = used(5);
+    let [before, between, after] = [1, 3, 5].map(used);
     write!(db, |tx| runs::set_usage(tx, waits, &before, first));
     for child in [begun, own] {
         write!(db, |tx| runs::mark_begun_by(tx, child, main));
     }
     for child in [waits, begun, own] {
-        write!(db, |tx| runs::set_usage(tx, child, &after, main));
-        let running = RunStatus::Running;
-        write!(db, |tx| runs::set_child_status(tx, child, running, None, main, now));
+        let status = RunStatus::Running;
+        write!(db, |tx| {
+            let update = ChildRowUpdate {
+                status,
+                error: None,
+                usage: Some(&between),
+            };
+            runs::update_child(tx, child, update, main, now)
+        });
+        write!(db, |tx| runs::set_child_status(tx, child, status, None, main, now));
+        assert_eq!(read!(db, |tx| runs::usage(tx, child)), between);
         write!(db, |tx| runs::set_usage(tx, child, &after, main));
     }
     write!(db, |tx| runs::restore_children(tx, main));

@@ -1,13 +1,21 @@
 //! The end of an upgrade on Postgres.
 
-use sqlx::{Connection, PgConnection, query_as, query_scalar, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, query_as, query_scalar, raw_sql};
 
 use super::postgres::{Database, connect, fresh_database};
 use crate::db::{migration, upgrade};
+use crate::domain::id::WorkerId;
 
 /// Takes the constraints away that an upgraded database does not have.
-const NOT_FINISHED: &str = "alter table workers drop constraint reads_short_texts; \
-    alter table runs drop constraint reads_short_texts; alter table jobs drop constraint reads_short_texts";
+const NOT_FINISHED: &str = "alter table workers drop constraint reads_questions_once; \
+    alter table runs drop constraint reads_questions_once; alter table jobs drop constraint reads_questions_once";
+
+/// Adds the constraints of an upgrade that was finished to the former release, which reads texts in the short form.
+const FINISHED_BEFORE: &str = "\
+    alter table workers add constraint reads_short_texts check (substr(worker_id::text, 15, 1) = '8'); \
+    alter table runs add constraint reads_short_texts \
+    check (status <> 'running' or substr(worker::text, 15, 1) = '8') not valid; \
+    alter table jobs add constraint reads_short_texts check (substr(worker::text, 15, 1) = '8') not valid";
 
 /// Rows that servers of the former release have left: a run at work, one that has ended, and a job.
 const LEFT: &str = "\
@@ -34,7 +42,7 @@ async fn upgraded() -> Option<(Database, PgConnection, Vec<String>)> {
 /// Returns the definitions of the constraints.
 async fn constraints(conn: &mut PgConnection) -> Vec<String> {
     const SQL: &str = "select conrelid::regclass || ' ' || replace(pg_get_constraintdef(oid), ' NOT VALID', '') \
-        from pg_constraint where conname = 'reads_short_texts' order by 1";
+        from pg_constraint where conname like 'reads\\_%' order by 1";
     query_scalar(SQL).fetch_all(conn).await.expect("the constraints")
 }
 
@@ -50,6 +58,39 @@ async fn an_upgraded_database_gets_the_constraints_of_a_new_one() {
         assert!(upgrade::is_finished(&mut conn).await.expect("an answer"));
         assert_eq!(constraints(&mut conn).await, new);
     }
+    conn.close().await.expect("a clean close");
+    database.discard().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgrade_from_a_release_that_reads_short_texts_is_finished_once_more() {
+    let Some((database, mut conn, new)) = upgraded().await else {
+        return;
+    };
+    raw_sql(FINISHED_BEFORE).execute(&mut conn).await.expect("a change");
+    let before = upgrade::forms_read(&mut conn).await.expect("an answer");
+    assert!(before.short_texts && !before.questions_once, "{before:?}");
+    // A worker of that release ends with any digits.
+    let at_work = "insert into workers (worker_id, alive_until) \
+        values ('01a22810-2e92-818b-a207-ed69ac44c624', 9000000000000000000)";
+    raw_sql(at_work).execute(&mut conn).await.expect("it is allowed");
+    assert!(!upgrade::finish(&mut conn).await.expect("an answer"));
+    raw_sql("update workers set alive_until = 1")
+        .execute(&mut conn)
+        .await
+        .expect("a change");
+    assert!(upgrade::finish(&mut conn).await.expect("it can be finished"));
+    let after = upgrade::forms_read(&mut conn).await.expect("an answer");
+    assert!(after.short_texts && after.questions_once, "{after:?}");
+    assert_eq!(constraints(&mut conn).await, new);
+    raw_sql(at_work).execute(&mut conn).await.expect_err("it is refused");
+    let own = WorkerId::mint().0;
+    raw_sql(AssertSqlSafe(format!(
+        "insert into workers (worker_id, alive_until) values ('{own}', 1)"
+    )))
+    .execute(&mut conn)
+    .await
+    .expect("it is allowed");
     conn.close().await.expect("a clean close");
     database.discard().await;
 }

@@ -18,6 +18,7 @@ use super::{COLUMNS, ThreadRow};
 use crate::db::access::{ScopedRows, push_owner, push_permitted, push_unforbidden};
 use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
+use crate::db::list_part::ListBuilder;
 use crate::db::states::object_weight;
 use crate::db::{DbError, DbResult, Tx, background, checkpoints, copies, off_thread};
 use crate::domain::access::{AccessScope, Ownership};
@@ -625,63 +626,24 @@ async fn count_by(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath, most:
 
 /// Reads a page in batches until it is full.
 async fn read_in_batches(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath) -> DbResult<Vec<Thread>> {
-    let mut page = Page::new(wanted, 0);
-    loop {
-        let count = i64::try_from(page.threads.len()).unwrap_or(i64::MAX);
-        let rest = (wanted.limit - count).min(BATCH);
-        let some = read_page(tx, &wanted.page(rest, wanted.offset + count), path).await?;
-        let is_last = i64::try_from(some.len()).is_ok_and(|read| read < rest) || rest == wanted.limit - count;
-        for thread in some {
-            page.add(thread);
-        }
-        if is_last || page.is_full {
-            return Ok(page.threads);
-        }
+    let mut page = ListBuilder::new(wanted.limit, wanted.bytes);
+    while !page.is_over() {
+        let next = BATCH.min(wanted.limit - page.count());
+        let threads = read_page(tx, &wanted.page(next, wanted.offset + page.count()), path).await?;
+        page.take(next, threads, weigh, Ok)?;
     }
+    Ok(page.finish().into_items())
 }
 
-/// A page under construction.
-struct Page {
-    threads: Vec<Thread>,
-    /// The number of threads still to be skipped.
-    to_skip: usize,
-    limit: usize,
-    /// The memory that is left, in bytes.
-    bytes: usize,
-    is_full: bool,
-}
-
-impl Page {
-    /// Starts the page of a search, of whose threads the first `to_skip` are skipped.
-    fn new(wanted: &ThreadQuery, to_skip: i64) -> Self {
-        let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
-        Self {
-            threads: vec![],
-            to_skip: count(to_skip),
-            limit: count(wanted.limit),
-            bytes: wanted.bytes,
-            is_full: wanted.limit == 0,
-        }
-    }
-
-    fn add(&mut self, thread: Thread) {
-        if self.to_skip > 0 {
-            self.to_skip -= 1;
-            return;
-        }
-        let bytes = object_weight(&thread.metadata) + object_weight(&thread.config);
-        self.is_full |= self.threads.len() >= self.limit || (bytes > self.bytes && !self.threads.is_empty());
-        if !self.is_full {
-            self.bytes = self.bytes.saturating_sub(bytes);
-            self.threads.push(thread);
-        }
-    }
+/// Returns the approximate memory of a thread on a page, in bytes.
+fn weigh(thread: &Thread) -> usize {
+    object_weight(&thread.metadata) + object_weight(&thread.config)
 }
 
 /// Searches by values. States are not stored, so the state of every thread that meets the other conditions is folded,
 /// one at a time.
 async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath) -> DbResult<ThreadPage> {
-    let mut page = Page::new(wanted, wanted.offset);
+    let mut page = ListBuilder::skipping(wanted.offset, wanted.limit, wanted.bytes);
     let mut total = 0;
     let mut offset = 0;
     loop {
@@ -702,12 +664,12 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath) -> D
                 && background::visibility(tx, thread.id).await? == Visibility::Full
             {
                 total += 1;
-                page.add(thread);
+                page.add(weigh(&thread), thread);
             }
         }
         if count < usize::try_from(BATCH).unwrap_or(usize::MAX) {
             return Ok(ThreadPage {
-                threads: page.threads,
+                threads: page.finish().into_items(),
                 total,
             });
         }
@@ -722,10 +684,8 @@ async fn contains(state: Arc<State>, wanted: &MetadataFilter) -> DbResult<bool> 
 
 /// Returns the main agent's newest state.
 async fn state_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Arc<State>> {
-    match checkpoints::head(tx, thread, Lane::Main).await? {
-        Some(head) => checkpoints::shared_state(tx, thread, Lane::Main, &head).await,
-        None => Ok(Arc::default()),
-    }
+    let found = checkpoints::newest_state(tx, thread, Lane::Main).await?;
+    Ok(found.unwrap_or_default())
 }
 
 #[cfg(test)]

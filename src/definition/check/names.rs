@@ -1,7 +1,8 @@
 //! Checks names.
 
 use super::super::{AgentDefinition, ContextScoping, FieldPath};
-use super::{Check, is_word};
+use super::Check;
+use crate::definition::words::is_word;
 
 /// The longest name of an agent, in characters.
 const LONGEST: usize = 128;

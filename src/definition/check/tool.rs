@@ -1,9 +1,10 @@
 //! Checks the definition of a tool.
 
-use super::{Check, ValidationContext, address_problem, is_word};
+use super::{Check, ValidationContext};
 use crate::definition::builtins::is_policy_tool;
 use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
 use crate::definition::read_access::check_read_access;
+use crate::definition::words::{address_problem, is_word};
 use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
 
 /// The maximum of `max_retries`.

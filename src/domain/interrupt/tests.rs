@@ -103,3 +103,29 @@ fn decisions_are_read_as_clients_write_them() {
     ];
     assert_eq!(read.decisions, expected);
 }
+
+#[test]
+fn an_interrupt_is_read_with_its_question_and_without() {
+    let asked = |question: Question| Interrupt {
+        id: InterruptId("i".to_owned()),
+        task: TaskId::of_step(None, "tools", 0),
+        asker: InterruptSource::Call("1".to_owned()),
+        question: Arc::new(question),
+        answer: Some(json!("yes")),
+        is_inline: false,
+    };
+    // Also a question without any content is stored.
+    for whole in [asked(approval()), asked(Question::default())] {
+        let stored = serde_json::to_value(&whole).unwrap();
+        assert!(stored.get("question").is_some(), "{stored}");
+        let read: Interrupt = serde_json::from_value(stored).unwrap();
+        assert_eq!(read, whole);
+        assert!(!read.lacks_question());
+
+        let stored = serde_json::to_value(whole.without_question()).unwrap();
+        assert!(stored.get("question").is_none(), "{stored}");
+        let read: Interrupt = serde_json::from_value(stored).unwrap();
+        assert!(read.lacks_question());
+        assert_eq!((&read.id, &read.answer), (&whole.id, &whole.answer));
+    }
+}

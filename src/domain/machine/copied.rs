@@ -59,12 +59,15 @@ impl Position {
                 continue;
             };
             let holds = asked.question.kind == QuestionKind::Question;
+            let answer = asked.answer.filter(|_| holds);
             let copied = Interrupt {
                 id: InterruptId::of_task(task, number),
                 task,
                 asker: asked.asker,
                 question: asked.question,
-                answer: asked.answer.filter(|_| holds),
+                // Only the open ones get rows in the copy.
+                is_inline: answer.is_some(),
+                answer,
             };
             if outdated.contains(&asked.id) {
                 self.outdated.insert(copied.id.clone());
@@ -134,6 +137,7 @@ mod tests {
                 ..Question::default()
             }),
             answer,
+            is_inline: false,
         }
     }
 
@@ -200,6 +204,9 @@ mod tests {
         assert_eq!(open, ["a", "d", "e"]);
         assert!(position.reviewed.is_empty());
         assert_eq!(position.asked.len(), 4);
+        // No row of the copy has the question that was answered in the original.
+        let inline: Vec<bool> = position.asked.iter().map(|asked| asked.is_inline).collect();
+        assert_eq!(inline, [false, false, true, false]);
         assert_eq!(position.questions, 4);
         let tasks = position.tasks(None, head);
         for (_, asked) in &interrupts {

@@ -69,7 +69,7 @@ impl Machine {
     /// Records the result of the program.
     pub fn program_done(&mut self, update: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
-        self.clear_questions();
+        self.end_questions();
         let entry = self.program_wrote(update, id);
         self.position.phase = Phase::Ended;
         entry

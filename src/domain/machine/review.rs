@@ -6,9 +6,9 @@
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{InterruptSource, Machine, Phase, Position, Question, QuestionKind};
+use super::{Interrupt, InterruptSource, Machine, Phase, Position, Question, QuestionKind};
 use crate::domain::call::CallStatus;
-use crate::domain::id::RunId;
+use crate::domain::id::{InterruptId, RunId};
 use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;
 
@@ -80,6 +80,28 @@ impl Position {
             delegated.for_each(|call| call.status = CallStatus::Ready);
         }
         left
+    }
+
+    /// Removes the answers whose questions cannot be read, and returns the ids of their interrupts. An approval may have been for
+    /// anything, so the asker asks again. A call counts as started, since the answer may have been that it must not be repeated.
+    pub fn remove_lost_answers(&mut self) -> Vec<InterruptId> {
+        let is_lost = |asked: &Interrupt| asked.answer.is_some() && asked.lacks_question();
+        if !self.asked.iter().any(is_lost) {
+            return vec![];
+        }
+        let (lost, left): (Vec<_>, Vec<_>) = std::mem::take(&mut self.asked).into_iter().partition(is_lost);
+        self.asked = left;
+        if let Phase::Tools { calls } = &mut self.phase {
+            for call in calls {
+                let is_own = |asked: &Interrupt| matches!(&asked.asker, InterruptSource::Call(id) if *id == call.id);
+                let waits = self.asked.iter().any(|asked| asked.answer.is_none() && is_own(asked));
+                let is_open = matches!(call.status, CallStatus::Ready | CallStatus::Asking);
+                if is_open && !waits && lost.iter().any(is_own) {
+                    call.status = CallStatus::Started;
+                }
+            }
+        }
+        lost.into_iter().map(|asked| asked.id).collect()
     }
 
     /// Returns whether the step waits, or has waited, for answers: to interrupts of its own, or of its child runs.

@@ -22,6 +22,10 @@ pub(super) const VERSION: &str = "1";
 const MAX_TEXT: usize = 7_900;
 /// The largest size of the chunks in one part of such a text, in bytes. Sealed, they take a third more.
 pub(super) const MAX_CHUNKS: usize = 5_600;
+/// The most bytes of a text around the events of a part alone: its version, the thread, and numbers of ten digits.
+const AROUND: usize = 64;
+/// The bytes by which the events grow when they are sealed, before they are written in base64.
+const SEALING: usize = 64;
 /// The largest number of threads that are named in one text.
 const MAX_NAMED: usize = 200;
 
@@ -99,6 +103,18 @@ pub(super) struct ChunkPart {
     pub(super) text: String,
     /// True if all events that memory has follow, beginning with these.
     pub(super) is_beginning: bool,
+}
+
+impl ChunkPart {
+    /// Returns the number of bytes that the part takes when it is sent. `is_sealed` is true if its events are to be sealed.
+    pub(super) fn sent_bytes(&self, is_sealed: bool) -> usize {
+        let events = self.text.len();
+        let events = match is_sealed {
+            true => (events + SEALING).div_ceil(3) * 4,
+            false => events,
+        };
+        AROUND + events
+    }
 }
 
 #[derive(Serialize, Deserialize)]

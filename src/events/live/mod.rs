@@ -393,9 +393,10 @@ impl Exchange {
         allowance: &mut Allowance,
     ) -> Vec<(RequestedKey, ChunkPart)> {
         allowance.grow();
+        let is_sealed = self.events.db.is_sealing();
         let mut allowed = Vec::with_capacity(parts.len());
         for (key, part) in parts {
-            if allowance.spend(part.text.len()) {
+            if allowance.spend(part.sent_bytes(is_sealed)) {
                 allowed.push((key, part));
                 continue;
             }

@@ -3,28 +3,30 @@
 //!
 //! A connection takes nothing while its socket is full, which [`TimedWrites`] sees. Of one stream of HTTP/2 a client may take
 //! nothing while it takes the others: the socket goes on, and hyper has read a piece of the response that it may not send.
-//! [`StreamTasks`] sees that.
+//! [`StreamTasks`] sees that, and each [`BodyPiece`] tells it when the client takes a part.
 
-use std::cell::Cell;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
+use bytes::Buf;
 use http_body::{Frame, SizeHint};
 use hyper::rt::Executor;
 use hyper_util::rt::TokioExecutor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::IDLE_TIMEOUT;
 use crate::metrics::Metrics;
 
-/// The largest piece of a response over HTTP/2, in bytes. Only between two pieces it shows whether the client takes anything.
-const PIECE: usize = 64 * 1024;
+/// The largest piece of a response over HTTP/2, in bytes: as much as a frame has at most, unless the client allows more. The task
+/// of a stream ends before the last piece is taken, so nothing larger is left without a timeout.
+const PIECE: usize = 16 * 1024;
 
 /// The time that a client has for taking anything.
 ///
@@ -33,26 +35,20 @@ const PIECE: usize = 64 * 1024;
 #[derive(Default)]
 struct WriteTimeout {
     timer: Option<Pin<Box<Sleep>>>,
-    /// The number of the piece that waits, if one does.
-    waiting: Option<u64>,
 }
 
 impl WriteTimeout {
-    /// Completes when the piece with this number has waited for [`IDLE_TIMEOUT`]. The time begins anew with each other
-    /// number. Without one it is never over.
-    fn poll_elapsed(&mut self, waiting: Option<u64>, context: &mut Context<'_>) -> Poll<()> {
-        let is_known = self.waiting == waiting;
-        self.waiting = waiting;
-        if waiting.is_none() {
+    /// Completes when [`IDLE_TIMEOUT`] is over since the client took something. Without such a time nothing waits for the client.
+    fn poll_elapsed(&mut self, taken_at: Option<Instant>, context: &mut Context<'_>) -> Poll<()> {
+        let Some(taken_at) = taken_at else {
             return Poll::Pending;
+        };
+        let end = taken_at + IDLE_TIMEOUT;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(end)));
+        if timer.deadline() != end {
+            timer.as_mut().reset(end);
         }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(IDLE_TIMEOUT)));
-        if !is_known {
-            timer.as_mut().reset(Instant::now() + IDLE_TIMEOUT);
-        }
-        ready!(timer.as_mut().poll(context));
-        self.waiting = None;
-        Poll::Ready(())
+        timer.as_mut().poll(context)
     }
 }
 
@@ -62,6 +58,8 @@ impl WriteTimeout {
 pub(super) struct TimedWrites<S> {
     connection: S,
     timeout: WriteTimeout,
+    /// The time at which the socket became full, while it is.
+    full_at: Option<Instant>,
     peer: SocketAddr,
     metrics: Metrics,
 }
@@ -71,6 +69,7 @@ impl<S> TimedWrites<S> {
         Self {
             connection,
             timeout: WriteTimeout::default(),
+            full_at: None,
             peer,
             metrics,
         }
@@ -78,11 +77,11 @@ impl<S> TimedWrites<S> {
 
     /// Returns the outcome of a write, or an error if it has waited for too long.
     fn in_time(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        // One number suffices, since a write that succeeds ends the wait.
-        let waiting = written.is_pending().then_some(0);
-        if self.timeout.poll_elapsed(waiting, context).is_pending() {
+        self.full_at = written.is_pending().then(|| self.full_at.unwrap_or_else(Instant::now));
+        if self.timeout.poll_elapsed(self.full_at, context).is_pending() {
             return written;
         }
+        self.full_at = None;
         self.metrics.traffic().record_stalled();
         tracing::info!(peer = %self.peer, "a connection is closed: its client takes nothing");
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
@@ -128,32 +127,42 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedWrites<S> {
 }
 
 tokio::task_local! {
-    /// The pieces that the current task of a stream has read from its response.
-    static PIECES: ReadPieces;
+    /// The wait of the stream of HTTP/2 whose work the current task does.
+    static WAIT: Arc<PieceWait>;
 }
 
-/// The pieces that a stream of HTTP/2 has read from its response.
+/// The wait of a stream of HTTP/2 until the last piece that it has read from its response is sent.
 #[derive(Default)]
-struct ReadPieces {
-    count: Cell<u64>,
-    /// True while the last of them is not sent.
-    is_sending: Cell<bool>,
+struct PieceWait {
+    /// While it waits, the time at which it began, or at which the client last took something.
+    taken_at: Mutex<Option<Instant>>,
 }
 
-impl ReadPieces {
-    /// Notes that the response is asked for a piece, so that the one before is sent.
-    fn note_sent(&self) {
-        self.is_sending.set(false);
+impl PieceWait {
+    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.taken_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note_read(&self) {
-        self.count.set(self.count.get() + 1);
-        self.is_sending.set(true);
+    /// Notes that a piece is read, which is to be sent.
+    fn begin(&self) {
+        *self.lock() = Some(Instant::now());
     }
 
-    /// Returns the number of the piece that waits to be sent, if one does.
-    fn waiting(&self) -> Option<u64> {
-        self.is_sending.get().then(|| self.count.get())
+    /// Notes that the client takes something of this piece or of one before.
+    fn note_taken(&self) {
+        if let Some(taken_at) = self.lock().as_mut() {
+            *taken_at = Instant::now();
+        }
+    }
+
+    /// Notes that the response is asked for the next piece, so that the last one is sent.
+    fn end(&self) {
+        *self.lock() = None;
+    }
+
+    /// Returns the time at which the client last took something, if a piece waits to be sent.
+    fn taken_at(&self) -> Option<Instant> {
+        *self.lock()
     }
 }
 
@@ -175,15 +184,16 @@ impl StreamTasks {
         }
     }
 
-    /// Does the work of a stream until it is done, or a piece waits for too long. A stream whose work is dropped is reset.
-    async fn until_stalled<W: Future>(self, work: W) {
+    /// Does the work of a stream until it is done, or its client takes nothing of a piece for too long. A stream whose work is
+    /// dropped is reset.
+    async fn until_stalled<W: Future>(self, work: W, wait: Arc<PieceWait>) {
         let mut work = pin!(work);
         let mut timeout = WriteTimeout::default();
         let ended = poll_fn(|context| {
             if work.as_mut().poll(context).is_ready() {
                 return Poll::Ready(());
             }
-            ready!(timeout.poll_elapsed(PIECES.with(ReadPieces::waiting), context));
+            ready!(timeout.poll_elapsed(wait.taken_at(), context));
             self.metrics.traffic().record_stalled();
             tracing::info!(peer = %self.peer, "a stream is reset: its client takes nothing");
             Poll::Ready(())
@@ -197,35 +207,63 @@ where
     W: Future + Send + 'static,
 {
     fn execute(&self, work: W) {
-        let work = self.clone().until_stalled(work);
-        self.tasks.execute(PIECES.scope(ReadPieces::default(), work));
+        let wait = Arc::new(PieceWait::default());
+        let work = self.clone().until_stalled(work, Arc::clone(&wait));
+        self.tasks.execute(WAIT.scope(wait, work));
     }
 }
 
-/// Has the response to a request over HTTP/2 sent in pieces, which the task of its stream counts.
-pub(super) fn in_pieces(response: Response) -> Response {
+/// Has the response sent by pieces, which over HTTP/2 tell the task of their stream when the client takes a part.
+pub(super) fn in_pieces(response: Response) -> Response<BodyInPieces> {
     response.map(|body| {
         let rest = Bytes::new();
-        Body::new(BodyInPieces { body, rest })
+        BodyInPieces { body, rest }
     })
 }
 
-struct BodyInPieces {
+/// The body of a response as it is sent.
+pub(super) struct BodyInPieces {
     body: Body,
     /// The rest of the frame that the body has given.
     rest: Bytes,
 }
 
+/// A piece of a response. The connection advances it by the bytes that it writes.
+pub(super) struct BodyPiece {
+    bytes: Bytes,
+    wait: Option<Arc<PieceWait>>,
+}
+
+impl Buf for BodyPiece {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+        if let Some(wait) = &self.wait {
+            wait.note_taken();
+        }
+    }
+}
+
 impl HttpBody for BodyInPieces {
-    type Data = Bytes;
+    type Data = BodyPiece;
     type Error = axum::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        // Outside of such a task nothing is counted.
-        let _ = PIECES.try_with(ReadPieces::note_sent);
+    ) -> Poll<Option<Result<Frame<BodyPiece>, axum::Error>>> {
+        // Over HTTP/1 there is none, and the frames of the body are sent as they are.
+        let wait = WAIT.try_with(Arc::clone).ok();
+        if let Some(wait) = &wait {
+            wait.end();
+        }
         if self.rest.is_empty() {
             let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
                 Some(Ok(frame)) => frame,
@@ -234,13 +272,21 @@ impl HttpBody for BodyInPieces {
             };
             match frame.into_data() {
                 Ok(data) => self.rest = data,
-                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                Err(trailers) => {
+                    let trailers = trailers.map_data(|bytes| BodyPiece { bytes, wait: None });
+                    return Poll::Ready(Some(Ok(trailers)));
+                }
             }
         }
-        let length = self.rest.len().min(PIECE);
-        let piece = self.rest.split_to(length);
-        let _ = PIECES.try_with(ReadPieces::note_read);
-        Poll::Ready(Some(Ok(Frame::data(piece))))
+        let length = match &wait {
+            Some(_) => self.rest.len().min(PIECE),
+            None => self.rest.len(),
+        };
+        let bytes = self.rest.split_to(length);
+        if let Some(wait) = &wait {
+            wait.begin();
+        }
+        Poll::Ready(Some(Ok(Frame::data(BodyPiece { bytes, wait }))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -261,6 +307,7 @@ impl HttpBody for BodyInPieces {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::time::sleep;
 
     use super::*;
     use crate::domain::time::Timestamp;

@@ -390,6 +390,46 @@ async fn a_large_piece_of_a_stream_of_http_2_may_be_taken_slowly() {
     assert!(server.has_stalled(0));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_http_2_whose_client_takes_little_at_a_time_is_kept() {
+    const LITTLE: usize = 16;
+    let (route, _gone) = endless();
+    let server = served(Router::new().route("/", route)).await;
+    let started = Instant::now();
+    let mut connection = asks_over_http_2(&server, "/").await;
+    let mut taken = 0;
+    let mut granted = WINDOW;
+    while started.elapsed() < IDLE_TIMEOUT * 5 {
+        match next_frame(&mut connection).await {
+            (DATA, 1, payload) => taken += payload.len(),
+            (RST_STREAM, 1, reason) => panic!("the stream is reset: {reason:?}"),
+            (PING, 0, payload) => send(&mut connection, &frame(PING, 1, 0, &payload)).await,
+            _ => {}
+        }
+        if taken == granted {
+            sleep(IDLE_TIMEOUT / 4).await;
+            granted += LITTLE;
+            send(&mut connection, &frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 16])).await;
+        }
+    }
+    assert!(taken > WINDOW + 16 * LITTLE, "{taken}");
+    assert!(server.has_stalled(0));
+}
+
+#[tokio::test]
+async fn a_large_answer_over_http_2_has_large_frames() {
+    let (route, _gone) = endless();
+    let server = served(Router::new().route("/", route)).await;
+    let mut connection = asks_over_http_2(&server, "/").await;
+    let mut frames = vec![];
+    while frames.iter().sum::<usize>() < WINDOW {
+        if let (DATA, 1, payload) = next_frame(&mut connection).await {
+            frames.push(payload.len());
+        }
+    }
+    assert!(frames.len() < 8, "{frames:?}");
+}
+
 #[tokio::test]
 async fn a_disconnect_from_an_idle_stream_is_noticed_at_once() {
     let gone = Arc::new(Notify::new());

@@ -46,7 +46,7 @@ struct Arguments {
 }
 
 /// The state of an unfinished call, which the client returns with its answers. It is not secret, and nothing in it
-/// is trusted: the caller needs the right to answer the interrupts of the thread.
+/// is trusted: the caller needs the right to start runs on the thread, and to answer its interrupts.
 #[derive(Serialize, Deserialize)]
 struct UnfinishedCall {
     thread_id: ThreadId,
@@ -321,6 +321,10 @@ impl<'a> AgentCall<'a> {
         responses: BTreeMap<String, Value>,
     ) -> Result<EndedRun, ApiError> {
         let thread = call.thread_id;
+        // The result shows the thread, and a client that leaves cancels the run. Approvers of a question may do neither.
+        self.api
+            .check(Action::ThreadsCreateRun, ResourceRef::Thread(thread))
+            .await?;
         let mut ended = EndedRun {
             thread,
             id: call.run_id,

@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 use super::agent_call::AgentCall;
 use crate::db::RowAccess;
 use crate::domain::access::Action;
+use crate::domain::schema::can_be_embedded;
 use crate::domain::trace::SpanContext;
 use crate::http::access::Api;
 use crate::http::error::ApiError;
@@ -148,7 +149,7 @@ fn tool(api: &Api, agent: &DefaultAssistant) -> Tool {
 /// Returns the schema of the arguments of a call.
 fn input_schema(context: Option<Value>) -> Map<String, Value> {
     let context = context
-        .filter(stands_alone)
+        .filter(can_be_embedded)
         .unwrap_or_else(|| json!({"type": "object"}));
     object(json!({
         "type": "object",
@@ -165,7 +166,7 @@ fn input_schema(context: Option<Value>) -> Map<String, Value> {
 
 /// Returns the schema of the structured content of a result.
 fn output_schema(answer: Option<Value>) -> Map<String, Value> {
-    let answer = answer.filter(stands_alone);
+    let answer = answer.filter(can_be_embedded);
     let answer = answer.unwrap_or_else(|| json!({"description": "The last answer of the agent."}));
     let interrupt = json!({
         "type": "object",
@@ -194,17 +195,6 @@ fn object(schema: Value) -> Map<String, Value> {
     match schema {
         Value::Object(fields) => fields,
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Map::new(),
-    }
-}
-
-/// Returns whether a schema means the same inside another one: references and ids would point elsewhere.
-fn stands_alone(schema: &Value) -> bool {
-    match schema {
-        Value::Object(fields) => fields
-            .iter()
-            .all(|(name, value)| !name.starts_with('$') && stands_alone(value)),
-        Value::Array(items) => items.iter().all(stands_alone),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
     }
 }
 

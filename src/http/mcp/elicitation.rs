@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::domain::interrupt::{ASK_USER, DecisionKind, Question};
 use crate::domain::schema::Schema;
+use crate::domain::text_limits::first_chars;
 
 /// The longest text of a question, in characters.
 const MAX_TEXT: usize = 16_000;
@@ -155,7 +156,7 @@ fn numbered(name: &str, at: usize, count: usize) -> String {
 }
 
 fn cut(text: &str) -> String {
-    text.chars().take(MAX_TEXT).collect()
+    first_chars(text, MAX_TEXT).to_owned()
 }
 
 /// Returns the form for decisions about tool calls.

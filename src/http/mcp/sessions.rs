@@ -58,7 +58,7 @@ pub(super) struct SessionRequest {
 
 impl Drop for SessionRequest {
     fn drop(&mut self) {
-        if let Some(session) = self.sessions.known().get_mut(&self.id) {
+        if let Some(session) = self.sessions.lock().get_mut(&self.id) {
             session.open_requests = session.open_requests.saturating_sub(1);
             session.last_used = Instant::now();
         }
@@ -88,7 +88,7 @@ impl McpSessions {
             return Ok(None);
         };
         let id: SessionId = named.to_str().map_err(|_| ApiError::no_mcp_session())?.into();
-        let mut known = self.known();
+        let mut known = self.lock();
         let session = known.get_mut(&id).filter(|session| session.client == client);
         session.ok_or_else(ApiError::no_mcp_session)?.open_requests += 1;
         drop(known);
@@ -104,7 +104,7 @@ impl McpSessions {
         let guard = Arc::clone(&self.opening).lock_owned().await;
         let alive: HashSet<SessionId> = self.manager.sessions.read().await.keys().cloned().collect();
         let oldest = {
-            let mut known = self.known();
+            let mut known = self.lock();
             known.retain(|id, _| alive.contains(id));
             let is_own = |session: &ClientSession| session.client == client;
             let own = known.values().filter(|session| is_own(session)).count();
@@ -139,10 +139,10 @@ impl McpSessions {
             last_used: Instant::now(),
             open_requests: 0,
         };
-        self.known().insert(id.into(), session);
+        self.lock().insert(id.into(), session);
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<SessionId, ClientSession>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, ClientSession>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -275,6 +275,7 @@ mod tests {
                 ..Question::default()
             }),
             answer: None,
+            is_inline: false,
         }
     }
 

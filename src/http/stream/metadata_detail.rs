@@ -5,6 +5,7 @@ use axum::http::HeaderName;
 use axum::http::request::Parts;
 use utoipa::IntoParams;
 
+use crate::domain::text_limits::first_chars;
 use crate::http::error::ApiError;
 use crate::http::extract::Params;
 
@@ -56,10 +57,7 @@ impl MetadataDetail {
         match word {
             "" | "full" => Ok(Self::Full),
             "lean" => Ok(Self::Lean),
-            other => {
-                let shown: String = other.chars().take(100).collect();
-                Err(ApiError::bad_parameter(PARAMETER, &shown))
-            }
+            other => Err(ApiError::bad_parameter(PARAMETER, first_chars(other, 100))),
         }
     }
 }

@@ -24,16 +24,16 @@ pub(in crate::http) mod fold;
 pub mod frame;
 mod metadata_detail;
 mod pump;
-/// The custom event of a model that failed, so that the next one was asked.
-fn fell_back(from: &str, to: &str, error: &str) -> Value {
-    json!({"name": "model_fallback", "payload": {"from": from, "to": to, "error": error}})
-}
-
 #[cfg(test)]
 mod tests;
 pub mod thread;
 pub mod v1;
 pub mod v2;
+
+/// Returns the custom event of a model that failed, so that the next one was asked.
+fn fell_back(from: &str, to: &str, error: &str) -> Value {
+    json!({"name": "model_fallback", "payload": {"from": from, "to": to, "error": error}})
+}
 
 /// The parameters of a run's stream.
 pub struct StreamRequest {

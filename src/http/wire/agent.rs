@@ -4,10 +4,12 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::diagnostic::DiagnosticView;
 use super::{Object, json};
 use crate::definition::{AgentDefinition, DefinitionVersion, Headers, StoredDiagnostic, Validated};
 use crate::domain::Invalid;
 use crate::domain::assistant::MAX_NAME_CHARS;
+use crate::domain::delivery::shown_address;
 use crate::domain::id::AssistantId;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
@@ -215,6 +217,9 @@ fn object(definition: &AgentDefinition) -> Object {
     {
         Headers::MASK.clone_into(value);
     }
+    for subagent in &mut shown.subagents {
+        subagent.webhook = subagent.webhook.as_deref().map(shown_address);
+    }
     json(&shown).as_object().cloned().unwrap_or_default()
 }
 
@@ -260,49 +265,6 @@ impl From<DefinitionVersion> for AgentVersionView {
             created_at: version.created_at.to_string(),
             digest: version.digest.0,
             graph_id: version.graph_id,
-        }
-    }
-}
-
-/// A diagnostic of an agent definition.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(title = "Diagnostic")]
-pub struct DiagnosticView {
-    /// `error`: the definition cannot be used; `warning`: the definition is probably not what was meant.
-    #[schema(example = "error")]
-    pub severity: String,
-    /// The field, as in `subagents[0].name`; empty for the whole definition.
-    pub field: String,
-    /// The problem, and the allowed values.
-    pub message: String,
-    /// The file that contains the definition.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub file: Option<String>,
-    /// The line in the file, from 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub line: Option<usize>,
-    /// The column in the line, from 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub column: Option<usize>,
-}
-
-impl From<StoredDiagnostic> for DiagnosticView {
-    fn from(diagnostic: StoredDiagnostic) -> Self {
-        let StoredDiagnostic {
-            file,
-            position,
-            field,
-            message,
-            severity,
-        } = diagnostic;
-        let (line, column) = position.unzip();
-        Self {
-            severity: severity.to_string(),
-            field,
-            message,
-            file,
-            line,
-            column,
         }
     }
 }

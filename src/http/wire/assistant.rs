@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::thread::{IfExists, SortOrder};
-use super::{Object, run};
+use super::{Object, read_id, run};
 use crate::db::assistants as rows;
 use crate::domain::Invalid;
 use crate::domain::access::AccessScope;
@@ -64,7 +64,7 @@ impl AssistantCreate {
     /// Names the invalid field.
     pub fn check(self) -> Result<CheckedAssistant, ApiError> {
         let id = match self.assistant_id {
-            Some(id) => id.parse().map_err(|_| ApiError::bad_id("assistant"))?,
+            Some(id) => read_id(&id, "assistant")?,
             None => AssistantId::mint(),
         };
         let config = self.config.unwrap_or_default();

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::run::{RunCreate, RunScope};
 use super::thread::SortOrder;
-use super::{Object, word};
+use super::{Object, read_id, word};
 use crate::db::crons as rows;
 use crate::domain::Invalid;
 use crate::domain::access::AccessScope;
@@ -261,10 +261,7 @@ impl CronSearch {
         let assistant = self
             .assistant_id
             .map(|id| id.parse().unwrap_or_else(|_| AssistantId::of_graph(&id)));
-        let thread = self
-            .thread_id
-            .map(|id| id.parse().map_err(|_| ApiError::bad_id("thread")))
-            .transpose()?;
+        let thread = self.thread_id.map(|id| read_id(&id, "thread")).transpose()?;
         let sort = match self.sort_by.unwrap_or_default() {
             CronSort::CronId => rows::CronOrder::Id,
             CronSort::AssistantId => rows::CronOrder::Assistant,

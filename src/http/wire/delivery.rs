@@ -5,7 +5,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::domain::delivery::{Delivery, DeliveryStatus};
+use crate::domain::delivery::{Delivery, DeliveryStatus, shown_address};
 
 /// A webhook delivery: the report of an ended run to the webhook of its request.
 #[derive(Debug, Serialize, ToSchema)]
@@ -17,7 +17,7 @@ pub struct DeliveryView {
     pub run_id: Uuid,
     /// The thread of the run. It may have been deleted.
     pub thread_id: Uuid,
-    /// The URL of the webhook.
+    /// The URL of the webhook, with `***` in place of a user and a query.
     pub url: String,
     /// The status of the delivery.
     pub status: DeliveryStatusWord,
@@ -71,7 +71,7 @@ impl From<Delivery> for DeliveryView {
             delivery_id: delivery.id.0,
             run_id: delivery.run.0,
             thread_id: delivery.thread.0,
-            url: delivery.url,
+            url: shown_address(&delivery.url),
             status: delivery.status.into(),
             attempts: delivery.attempts,
             next_attempt_at: delivery.next_attempt_at.map(|at| at.to_string()),
@@ -87,7 +87,14 @@ impl From<Delivery> for DeliveryView {
 impl DeliveryView {
     /// Creates the view with the payload.
     pub fn whole(delivery: Delivery) -> Self {
-        let payload = serde_json::from_str(&delivery.body).ok();
+        let mut payload: Option<Value> = serde_json::from_str(&delivery.body).ok();
+        // Servers of the former release write the whole address.
+        let address = payload
+            .as_mut()
+            .and_then(|payload| payload.pointer_mut("/kwargs/webhook"));
+        if let Some(Value::String(address)) = address {
+            *address = shown_address(address);
+        }
         Self {
             payload,
             ..Self::from(delivery)

@@ -2,6 +2,8 @@
 //!
 //! Conversions to the wire always succeed; those from the wire name the invalid field.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -20,6 +22,7 @@ pub mod child_run;
 pub mod compaction;
 pub mod cron;
 pub mod delivery;
+pub mod diagnostic;
 pub mod history;
 pub mod interrupt;
 pub mod item;
@@ -54,6 +57,14 @@ pub fn json_text(view: &impl serde::Serialize) -> String {
 
 /// The reason why a run or a write cannot name a checkpoint of a subagent.
 const MAIN_AGENT_ONLY: &str = "must be empty: only checkpoints of the main agent can be named";
+
+/// Reads an id of this kind, such as `thread`.
+///
+/// # Errors
+/// If it is not a UUID.
+pub fn read_id<T: FromStr>(id: &str, kind: &str) -> Result<T, ApiError> {
+    id.parse().map_err(|_| ApiError::bad_id(kind))
+}
 
 /// Reads a checkpoint from its id, or from an object with its id, which takes precedence.
 ///

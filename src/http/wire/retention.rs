@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::thread::read_id;
+use super::read_id;
 use crate::db::retention::TableUsage;
 use crate::domain::Invalid;
 use crate::domain::id::ThreadId;
@@ -128,8 +128,8 @@ impl ThreadPrune {
         let mut ids = self
             .thread_ids
             .iter()
-            .map(|id| read_id(id))
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|id| read_id(id, "thread"))
+            .collect::<Result<Vec<ThreadId>, _>>()?;
         ids.sort_unstable();
         ids.dedup();
         Ok((ids, self.strategy.into()))

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::{Object, word};
 use crate::domain::account::MAX_PRIORITY;
+use crate::domain::delivery::shown_address;
 use crate::domain::id::{AssistantId, RunId};
 use crate::domain::identity::Identity;
 use crate::domain::run::{Command, Continuation, Multitask, Run, RunRequest, RunStatus};
@@ -527,7 +528,7 @@ fn kwargs(run: &Run) -> Value {
         "stream_mode": request.stream_mode,
         "interrupt_before": nodes_json(&request.interrupt_before),
         "interrupt_after": nodes_json(&request.interrupt_after),
-        "webhook": extra("webhook"),
+        "webhook": request.webhook().map(shown_address),
         "feedback_keys": extra("feedback_keys"),
         "temporary": request.temporary,
         "subgraphs": request.stream_subgraphs,

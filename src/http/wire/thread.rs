@@ -8,8 +8,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::Object;
 use super::retention::{TtlRequest, TtlView};
+use super::{Object, read_id};
 use crate::db::threads as rows;
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::filter::MetadataFilter;
@@ -119,7 +119,9 @@ impl ThreadCreate {
         }
         let supersteps = supersteps.into_iter().enumerate();
         Ok(NewThread {
-            id: self.thread_id.map_or_else(|| Ok(ThreadId::mint()), |id| read_id(&id))?,
+            id: self
+                .thread_id
+                .map_or_else(|| Ok(ThreadId::mint()), |id| read_id(&id, "thread"))?,
             ownership,
             metadata,
             ttl: self.ttl.map(TtlRequest::check).transpose()?,
@@ -128,10 +130,6 @@ impl ThreadCreate {
                 .collect::<Result<_, _>>()?,
         })
     }
-}
-
-pub(super) fn read_id(id: &str) -> Result<ThreadId, ApiError> {
-    id.parse().map_err(|_| ApiError::bad_id("thread"))
 }
 
 /// A change of a thread.
@@ -276,7 +274,11 @@ impl ThreadSearch {
         }
         let ids = self
             .ids
-            .map(|ids| ids.iter().map(|id| read_id(id)).collect::<Result<Vec<_>, _>>())
+            .map(|ids| {
+                ids.iter()
+                    .map(|id| read_id(id, "thread"))
+                    .collect::<Result<Vec<_>, _>>()
+            })
             .transpose()?;
         let sort = match self.sort_by.unwrap_or_default() {
             ThreadSort::ThreadId => rows::ThreadOrder::Id,

@@ -1,7 +1,10 @@
 use super::*;
 use crate::definition::ApprovalChoices;
+use crate::domain::id::ThreadId;
+use crate::domain::machine::Failure;
 use crate::domain::message::Role;
 use crate::domain::time::Timestamp;
+use crate::tool::remembered::RememberedDecisions;
 use crate::tool::{CallOutcome, Tool};
 
 fn spec(name: &str, required: &[&str]) -> Arc<ToolSpec> {
@@ -123,6 +126,36 @@ async fn one_question_is_asked_about_all_calls_that_need_approval() {
     });
     assert_eq!(question.value, expected);
     assert_eq!(question.calls, ["m", "p"]);
+}
+
+/// Decisions that cannot be read.
+struct Unreadable;
+
+#[async_trait]
+impl RememberedDecisions for Unreadable {
+    async fn of_thread(&self, _: ThreadId) -> Result<Arc<[RememberedDecision]>, Failure> {
+        Err(Failure::new("StorageError", "they cannot be read"))
+    }
+}
+
+#[tokio::test]
+async fn remembered_decisions_are_read_only_for_calls_without_an_answer() {
+    let state = saying(&[mail("m"), call("p", "pay")]);
+    let hook_with = async |decisions: Value| {
+        let scope = Scope {
+            answer: Some(json!({"decisions": decisions})),
+            remembered: Arc::new(Unreadable),
+            ..Scope::sample(Timestamp(0))
+        };
+        policy().hook(HookPoint::AfterModel, &scope, &state).await
+    };
+    let both = hook_with(json!([{"type": "approve"}, {"type": "approve"}])).await;
+    assert_eq!(both.expect("a reaction").reviewed.len(), 2);
+    let failure = hook_with(json!([{"type": "approve"}])).await.expect_err("no reaction");
+    assert_eq!(
+        failure.failure().map(|failure| failure.class.as_str()),
+        Some("StorageError")
+    );
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! Finds personal data of one kind in a text.
 //!
-//! All patterns run in time linear to the text. A candidate that a pattern finds is checked where a pattern cannot say
-//! all: the check digit of a card, the parts of an address.
+//! Each search for a pattern runs in time linear to the text. A candidate that a pattern finds is checked where a pattern
+//! cannot say all: the check digit of a card, the parts of an address. Such candidates are short: many of them that are
+//! refused cost time linear to the text, too. For the same reason only the beginning of a URL is searched.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -60,6 +61,19 @@ impl PiiKind {
             Self::Custom => None,
         }
     }
+
+    /// Returns the pattern of the beginning of a candidate whose end is easy to find; none for other kinds.
+    fn beginning(self) -> Option<&'static str> {
+        match self {
+            Self::Url => Some(r#"(?i-u:https?|ftp)://[^\s<>"'`]|(?i-u:www)\.[^\s<>"'`]"#),
+            Self::Email | Self::CreditCard | Self::Ip | Self::MacAddress | Self::Custom => None,
+        }
+    }
+
+    /// Returns whether a candidate after this character is none, whatever it is.
+    fn is_cut_off(self, before: Option<char>) -> bool {
+        self == Self::Url && before.is_some_and(char::is_alphanumeric)
+    }
 }
 
 /// A detector of one kind of personal data.
@@ -100,7 +114,9 @@ impl Detector {
             .nfa_size_limit(Some(LARGEST_PATTERN))
             .onepass_size_limit(Some(LARGEST_PATTERN))
             .dfa(false);
-        let regex = meta::Builder::new().configure(limits).build(pattern);
+        let regex = meta::Builder::new()
+            .configure(limits)
+            .build(kind.beginning().unwrap_or(pattern));
         let regex = regex.map_err(|_| too_large(()))?;
         let config = dfa::DFA::config().match_kind(MatchKind::LeftmostFirst);
         let thompson = regex_automata::nfa::thompson::Config::new().nfa_size_limit(Some(LARGEST_PATTERN));
@@ -146,12 +162,26 @@ impl Detector {
         let mut from = from;
         while from < text.len() {
             let found = self.regex.find(Input::new(text).range(from..))?;
-            if let Some(end) = self.checked(text, found.start(), found.end()) {
-                return Some((found.start(), end));
+            let start = found.start();
+            if !self.kind.is_cut_off(text[..start].chars().next_back())
+                && let Some(end) = self.checked(text, start, self.end_of(text, found.end()))
+            {
+                return Some((start, end));
             }
-            from = next_char(text, found.start());
+            from = next_char(text, start);
         }
         None
+    }
+
+    /// Returns the end of a candidate of which the search has found this end.
+    fn end_of(&self, text: &str, found: usize) -> usize {
+        if self.kind.beginning().is_none() {
+            return found;
+        }
+        let is_outside = |letter: char| letter.is_whitespace() || "<>\"'`".contains(letter);
+        text[found..]
+            .find(is_outside)
+            .map_or(text.len(), |length| found + length)
     }
 
     /// Returns the end of the match in a candidate, if there is one.
@@ -172,7 +202,7 @@ impl Detector {
                 let length = candidate
                     .trim_end_matches(['.', ',', ';', ':', '!', '?', ')', ']', '}'])
                     .len();
-                Some(start + length).filter(|_| !before.is_some_and(char::is_alphanumeric))
+                Some(start + length).filter(|_| !self.kind.is_cut_off(before))
             }
         }
     }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{HookResult, Middleware, TextFilter, instance_name, read_settings};
-use crate::definition::check::is_word;
+use crate::definition::words::is_word;
 use crate::definition::{Diagnostic, FieldPath, builtins, suggestion};
 use crate::domain::call::ToolOutput;
 use crate::domain::json_texts;

@@ -1,3 +1,5 @@
+use std::time::{Duration, Instant};
+
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -71,6 +73,11 @@ fn each_kind_is_found_and_what_only_looks_like_it_is_not() {
         ),
         ("mac_address", "not 00:1B:44:11:3a:b7:99", "not 00:1B:44:11:3a:b7:99"),
         ("url", "(see HTTPS://example.com/a?b=c).", "(see [REDACTED_URL])."),
+        (
+            "url",
+            "xhttp://a/?u=http://b/c, <www.d.e> and ftp://f\u{a0}g",
+            "xhttp://a/?u=[REDACTED_URL], <[REDACTED_URL]> and [REDACTED_URL]\u{a0}g",
+        ),
         ("own", "my key-abc9!", "my [REDACTED_OWN]!"),
     ];
     for (kind, text, expected) in cases {
@@ -81,6 +88,20 @@ fn each_kind_is_found_and_what_only_looks_like_it_is_not() {
             streamed(&rule(kind, PiiStrategy::Redact), &pieces),
             expected,
             "streamed"
+        );
+    }
+}
+
+#[test]
+fn a_text_of_many_candidates_that_are_none_is_read_in_time() {
+    for part in ["ahttp://", "awww."] {
+        let text = part.repeat(1_000_000 / part.len());
+        let begun = Instant::now();
+        assert!(!rule("url", PiiStrategy::Redact).is_in(&text), "{part}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "{part}: {:?}",
+            begun.elapsed()
         );
     }
 }

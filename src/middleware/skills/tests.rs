@@ -265,8 +265,14 @@ impl FileWorkspace for FirstFile {
         StateFiles.write(access, path, file, before).await
     }
 
-    async fn delete(&self, access: FileAccess<'_>, path: &str, files: Vec<String>) -> Result<Option<Update>, String> {
-        StateFiles.delete(access, path, files).await
+    async fn delete(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        files: Vec<String>,
+        before: Option<&File>,
+    ) -> Result<Option<Update>, String> {
+        StateFiles.delete(access, path, files, before).await
     }
 }
 

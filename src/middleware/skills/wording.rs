@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::catalog::Source;
 use crate::definition::skill::{Skill, instructions};
+use crate::domain::text_limits::cut_after;
 
 /// The maximum number of errors that are listed.
 const MAX_ERRORS: usize = 10;
@@ -46,7 +47,7 @@ pub(super) fn section(sources: &[Source], skills: &[Skill], errors: &[Value]) ->
             "Some could not be looked for; tell the user if that matters:".to_owned(),
         ]);
         let listed = errors.iter().filter_map(Value::as_str).take(MAX_ERRORS);
-        lines.extend(listed.map(|error| format!("- {}", truncated(&quoted(error), MAX_ERROR_CHARS))));
+        lines.extend(listed.map(|error| format!("- {}", cut_after(&quoted(error), MAX_ERROR_CHARS, "…"))));
         if errors.len() > MAX_ERRORS {
             lines.push(format!("- and {} more", errors.len() - MAX_ERRORS));
         }
@@ -81,15 +82,9 @@ fn entry(skill: &Skill) -> String {
 pub(super) fn pinned(skill: &Skill, text: &str) -> String {
     let name = quoted(&skill.name);
     let path = quoted(&skill.path);
-    let body = instructions(text);
-    let head = format!("Follow the skill `{name}` (`{path}`):");
-    match body.char_indices().nth(MAX_PINNED_CHARS) {
-        None => format!("{head}\n\n{body}"),
-        Some((end, _)) => format!(
-            "{head}\n\n{}\n[It goes on; read the rest with `read_file`.]",
-            &body[..end]
-        ),
-    }
+    let rest = "\n[It goes on; read the rest with `read_file`.]";
+    let body = cut_after(instructions(text), MAX_PINNED_CHARS, rest);
+    format!("Follow the skill `{name}` (`{path}`):\n\n{body}")
 }
 
 /// Returns a file's text on one line, without anything that looks like the end of the quotation.
@@ -101,11 +96,4 @@ fn quoted(text: &str) -> String {
         .chars()
         .filter(|c| !c.is_control())
         .collect()
-}
-
-fn truncated(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", &text[..end]),
-    }
 }

@@ -1,5 +1,6 @@
 //! The place where a conversation is cut: between what is summarised and what is kept.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::length::tokens_of_message;
@@ -52,10 +53,10 @@ pub(super) fn cut(
 /// Returns the index of the last answer, if one of its calls has no result.
 fn open_answer(messages: &[Arc<Message>]) -> Option<usize> {
     let at = messages.iter().rposition(|message| message.is_ai())?;
-    let later = &messages[at + 1..];
-    let is_answered = |id: &str| later.iter().any(|message| message.answers() == Some(id));
-    let calls = messages[at].tool_calls();
-    calls.iter().any(|call| !is_answered(&call.id)).then_some(at)
+    let later = messages[at + 1..].iter();
+    let answered: BTreeSet<&str> = later.filter_map(|message| message.answers()).collect();
+    let mut calls = messages[at].tool_calls().iter();
+    calls.any(|call| !answered.contains(call.id.as_str())).then_some(at)
 }
 
 #[cfg(test)]

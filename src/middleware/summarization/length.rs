@@ -1,14 +1,14 @@
 //! The length of requests: counted by the provider where possible, estimated for what came since.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 
 use crate::definition::{ContextLength, ContextTrigger, SummarizationSettings};
 use crate::domain::json_size::json_size;
-use crate::domain::message::{Content, Message, Role};
+use crate::domain::message::{Content, Message, Role, ToolCall};
 use crate::middleware::MiddlewareModel;
-use crate::model::{ModelRequest, windows};
+use crate::model::{ModelRequest, ToolSpec, windows};
 
 /// The estimated number of bytes of a token.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -42,6 +42,23 @@ pub(super) struct Lengths {
 pub(super) struct RequestLength {
     pub(super) tokens: u64,
     pub(super) messages: u64,
+}
+
+/// The estimated number of tokens of the tools in the last request that was estimated. An agent has mostly the same tools, and
+/// their schemas are longer than most conversations.
+#[derive(Debug, Default)]
+pub(super) struct ToolTokens(Mutex<(Vec<Arc<ToolSpec>>, u64)>);
+
+impl ToolTokens {
+    fn of(&self, tools: &[Arc<ToolSpec>]) -> u64 {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (known, tokens) = &mut *last;
+        if known.as_slice() != tools {
+            *tokens = tools.iter().map(|tool| tokens_of_tool(tool)).sum();
+            *known = tools.to_vec();
+        }
+        *tokens
+    }
 }
 
 impl Lengths {
@@ -159,15 +176,19 @@ pub(in crate::middleware) fn tokens_of_message(message: &Message) -> u64 {
             }
         }),
     };
-    let calls: u64 = message
-        .tool_calls()
-        .iter()
-        .map(|call| {
-            let args = call.args.iter();
-            length(&call.name) + args.map(|(name, value)| length(name) + bytes_of(value)).sum::<u64>()
-        })
-        .sum();
+    let calls = message.tool_calls().iter();
+    let calls: u64 = calls.map(|call| length(&call.name) + bytes_of_arguments(call)).sum();
     (bytes + calls + MESSAGE_BYTES) / BYTES_PER_TOKEN + blocks
+}
+
+/// Returns the estimated number of tokens of the arguments of a call.
+pub(in crate::middleware) fn tokens_of_arguments(call: &ToolCall) -> u64 {
+    bytes_of_arguments(call) / BYTES_PER_TOKEN
+}
+
+fn bytes_of_arguments(call: &ToolCall) -> u64 {
+    let args = call.args.iter();
+    args.map(|(name, value)| length(name) + bytes_of(value)).sum()
 }
 
 fn length(text: &str) -> u64 {
@@ -189,6 +210,11 @@ fn tokens_of_value(value: &Value) -> u64 {
     bytes_of(value) / BYTES_PER_TOKEN
 }
 
+fn tokens_of_tool(tool: &ToolSpec) -> u64 {
+    let text = length(&tool.name) + length(&tool.description);
+    text / BYTES_PER_TOKEN + tokens_of_value(&tool.parameters)
+}
+
 /// Returns the estimated number of tokens of these messages.
 pub(super) fn tokens_of_messages<'a>(messages: impl IntoIterator<Item = &'a Arc<Message>>) -> u64 {
     messages.into_iter().map(|message| tokens_of_message(message)).sum()
@@ -196,18 +222,19 @@ pub(super) fn tokens_of_messages<'a>(messages: impl IntoIterator<Item = &'a Arc<
 
 /// Returns the length of a request whose conversation is `view`. The last answer in it tells how long the request for
 /// it was; answers up to the message with the id `created_after` are from before the last compaction and do not count.
-pub(super) fn of_request(request: &ModelRequest, view: &[Arc<Message>], created_after: Option<&str>) -> RequestLength {
+pub(super) fn of_request(
+    request: &ModelRequest,
+    view: &[Arc<Message>],
+    created_after: Option<&str>,
+    tools: &ToolTokens,
+) -> RequestLength {
     let messages = u64::try_from(view.len()).unwrap_or(u64::MAX);
     let counted = last_count(view, created_after);
     let tokens = match counted {
         Some((at, tokens)) => tokens + tokens_of_messages(&view[at + 1..]),
         None => {
-            let tools = request.tools.iter().map(|tool| {
-                let text = length(&tool.name) + length(&tool.description);
-                text / BYTES_PER_TOKEN + tokens_of_value(&tool.parameters)
-            });
             let system = length(&request.system.text()) / BYTES_PER_TOKEN;
-            tokens_of_messages(view) + system + tools.sum::<u64>()
+            tokens_of_messages(view) + system + tools.of(&request.tools)
         }
     };
     RequestLength { tokens, messages }

@@ -5,7 +5,7 @@
 //! written together with the answer to the request for which the conversation was compacted: after a crash before that, the
 //! whole step is repeated. A *compaction* is the making of a summary, and the event of the log that says what it stands for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -25,8 +25,8 @@ use crate::domain::summarization::{
 use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
 use cut::{KeptPart, cut};
-use length::Lengths;
-pub(super) use length::tokens_of_message;
+use length::{Lengths, ToolTokens};
+pub(super) use length::{tokens_of_arguments, tokens_of_message};
 use tool::CompactConversation;
 
 mod cut;
@@ -57,6 +57,7 @@ pub struct Summarization(Arc<Parts>);
 
 struct Parts {
     lengths: Lengths,
+    tool_tokens: ToolTokens,
     /// The model that writes the summaries.
     summarizer: MiddlewareModel,
     summary_prompt: Option<String>,
@@ -214,6 +215,7 @@ impl Summarization {
         let least_output = LEAST_OUTPUT_TOKENS.min(lengths.window() / 5);
         Self(Arc::new(Parts {
             lengths,
+            tool_tokens: ToolTokens::default(),
             summarizer: for_summaries(summarizer.as_ref().unwrap_or(model), least_output),
             summary_prompt: settings.summary_prompt.clone(),
             max_argument_chars: settings.max_argument_chars.unwrap_or(MAX_ARGUMENT_CHARS),
@@ -433,11 +435,9 @@ impl Summarization {
         event.last_message_id = older.last().and_then(|message| message.id.clone());
         event.summary_message = Some(message);
         event.file_path = path;
-        let is_after = |id: &String| {
-            let after = conversation.messages[range.end..].iter();
-            after.into_iter().any(|message| message.id.as_ref() == Some(id))
-        };
-        event.shortened.retain(|id, _| is_after(id));
+        let after = conversation.messages[range.end..].iter();
+        let after: BTreeSet<&String> = after.filter_map(|message| message.id.as_ref()).collect();
+        event.shortened.retain(|id, _| after.contains(id));
         room::leave(event, conversation, range.end, &compaction.files);
     }
 
@@ -496,6 +496,7 @@ impl Middleware for Summarization {
             &request,
             &conversation.view,
             conversation.event.created_after.as_deref(),
+            &self.0.tool_tokens,
         );
         let is_reached = self.0.lengths.is_reached(length, length::requested_output(&request));
         let is_short = room::is_short(&conversation, next.size).then_some(CompactionCause::Size);
@@ -527,8 +528,10 @@ impl Middleware for Summarization {
             messages: view,
             ..request.clone()
         };
-        let answer = match next.ask(shown(conversation.view.clone())).await {
+        let view = std::mem::take(&mut conversation.view);
+        let answer = match next.ask(shown(view)).await {
             Err(halt) if is_overflow(&halt) => {
+                conversation.view = conversation.event.view(&messages);
                 let cause = CompactionCause::Overflow;
                 let compaction = self.compact_for(&conversation, cause).await;
                 let compaction = compaction.map_err(not_compacted)?.ok_or_else(nothing_to_compact)?;

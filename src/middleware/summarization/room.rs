@@ -156,7 +156,10 @@ pub(super) fn room_for(conversation: &Conversation<'_>, own: &str, more: usize, 
     if sum <= most {
         return FileWrites::new();
     }
-    let kept = &conversation.messages[range.end..];
+    let kept = conversation.messages[range.end..].iter();
+    let kept: Vec<(Option<&str>, String)> = kept
+        .map(|message| (message.id.as_deref(), message.content.text()))
+        .collect();
     let older = conversation.messages[range].iter();
     let results: BTreeSet<&String> = older
         .flat_map(|message| result_files(state, message))
@@ -164,7 +167,7 @@ pub(super) fn room_for(conversation: &Conversation<'_>, own: &str, more: usize, 
         .collect();
     let can_go = |path: &String| {
         let is_done = is_main || !state.is_fork() && results.contains(path);
-        path.starts_with(&all) || is_done && !kept.iter().any(|message| is_about(path, message))
+        path.starts_with(&all) || is_done && !kept.iter().any(|(id, text)| is_about(path, *id, text))
     };
     files.sort_by_key(|&(path, file)| (path.starts_with(own), file.modified_at.as_deref(), path));
     let mut gone = FileWrites::new();
@@ -185,13 +188,10 @@ fn in_folder<'s>(state: &'s State, start: &str) -> Vec<(&'s String, &'s Arc<File
     files.take_while(|(path, _)| path.starts_with(start)).collect()
 }
 
-/// Returns whether a file has the text of a message, which names it or is shown shortened.
-fn is_about(path: &str, message: &Message) -> bool {
-    let is_long = message
-        .id
-        .as_deref()
-        .is_some_and(|id| LongMessagePlace::may_be(path, id));
-    is_long || names(&message.content.text(), first_part_path(path))
+/// Returns whether a file has the text of the message with this id and text, which names it or is shown shortened.
+fn is_about(path: &str, id: Option<&str>, text: &str) -> bool {
+    let is_long = id.is_some_and(|id| LongMessagePlace::may_be(path, id));
+    is_long || names(text, first_part_path(path))
 }
 
 /// Returns whether a text has this path, and not only a longer one that begins with it: a number follows the path of the

@@ -7,8 +7,8 @@ use crate::domain::message_list::size_of_media;
 use crate::domain::size;
 use crate::domain::state_size::StateSize;
 use crate::domain::time::Timestamp;
-use crate::model::Model;
 use crate::model::scripted::Scripted;
+use crate::model::{Model, ToolSpec};
 
 /// A prompt on which the scripted model answers `SUMMARY`.
 const PROMPT: &str = r#"{"script": [{"text": "SUMMARY"}]}"#;
@@ -517,10 +517,30 @@ fn the_provider_counts_and_what_came_since_is_estimated() {
         Arc::new(Message::new(role, "counted").with_id("counted")),
         Arc::new(Message::human("x".repeat(400)).with_id("new")),
     ];
+    let known = ToolTokens::default();
     let request = ModelRequest::default();
-    assert_eq!(length::of_request(&request, &view, None).tokens, 1_010 + 104);
-    let since = length::of_request(&request, &view, Some("new")).tokens;
+    let tokens = |request: &ModelRequest, after| length::of_request(request, &view, after, &known).tokens;
+    assert_eq!(tokens(&request, None), 1_010 + 104);
+    let since = tokens(&request, Some("new"));
     assert!(since < 200, "a count from before the compaction does not hold: {since}");
+    let tool = |name: &str, described: usize| {
+        Arc::new(ToolSpec {
+            name: name.to_owned(),
+            description: "x".repeat(described),
+            parameters: json!({}),
+        })
+    };
+    let with_tools = |tools: Vec<Arc<ToolSpec>>| {
+        let request = ModelRequest {
+            tools,
+            ..ModelRequest::default()
+        };
+        tokens(&request, Some("new")) - since
+    };
+    let [short, long] = [tool("look", 396), tool("look", 796)];
+    assert_eq!(with_tools(vec![Arc::clone(&short)]), 100);
+    assert_eq!(with_tools(vec![short, long]), 300, "other tools are estimated anew");
+    assert_eq!(with_tools(vec![]), 0);
 }
 
 #[test]

@@ -46,7 +46,13 @@ impl CompactConversation {
         }
         let event = SummarizationEvent::of(state).unwrap_or_default();
         let view = event.view(state.messages.recent());
-        let length = length::of_request(&ModelRequest::default(), &view, event.created_after.as_deref());
+        let request = ModelRequest::default();
+        let length = length::of_request(
+            &request,
+            &view,
+            event.created_after.as_deref(),
+            &length::ToolTokens::default(),
+        );
         let is_long = self.own.0.lengths.is_half_reached(length);
         (!is_long).then_some("Nothing was done: the conversation is short enough to go on.")
     }

@@ -136,6 +136,9 @@ pub(super) fn summary_text(summary: &str, count: usize, path: Option<&str>, requ
 pub(super) fn history_text(messages: &[Arc<Message>], part: u64, max_bytes: usize) -> String {
     let mut text = format!("# Conversation history, part {part}\n");
     for message in messages {
+        if text.len() > max_bytes {
+            break;
+        }
         let name = message
             .name
             .as_deref()

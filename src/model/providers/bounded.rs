@@ -320,7 +320,7 @@ impl UnitStream {
             let Some(reader) = &mut self.reader else {
                 return Ok(None);
             };
-            let Some(chunk) = reader.next().await.map_err(into_rig_error)? else {
+            let Some(mut chunk) = reader.next().await.map_err(into_rig_error)? else {
                 self.reader = None;
                 return Ok((!self.held.is_empty()).then(|| std::mem::take(&mut self.held).into()));
             };
@@ -328,6 +328,13 @@ impl UnitStream {
             if self.received > self.limits.max_received_bytes() {
                 let limit = self.limits.max_received_bytes();
                 return Err(too_large(format!("more than {limit} bytes arrived for one answer")));
+            }
+            // Most pieces are whole units, which are not copied.
+            if self.held.is_empty()
+                && let Some(end) = self.unit.end_of_last(&chunk, 0)
+            {
+                self.held.extend_from_slice(&chunk.split_off(end));
+                return Ok(Some(chunk));
             }
             let from = self.held.len();
             self.held.extend_from_slice(&chunk);

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use http::HeaderMap;
 use rig_core::ProviderResponseError;
 use rig_core::error::ProviderError;
@@ -11,6 +10,7 @@ use serde_json::Value;
 
 use super::bounded::SizeExceeded;
 use crate::model::ModelError;
+use crate::net::retry_after;
 
 /// The maximum length of a provider's message, in characters.
 const MAX_MESSAGE_CHARS: usize = 1000;
@@ -176,22 +176,12 @@ fn message_of(body: &Value) -> Option<&str> {
     error.as_str().or_else(|| error.get("message")?.as_str())
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a date in a header means the clock of this machine"
-)]
 fn from_headers(headers: &HeaderMap) -> Option<Duration> {
-    let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
-    if let Some(ms) = text("retry-after-ms").and_then(|ms| ms.parse::<f64>().ok()) {
-        return Duration::try_from_secs_f64(ms / 1000.0).ok();
+    let ms = headers.get("retry-after-ms").and_then(|value| value.to_str().ok());
+    match ms.and_then(|ms| ms.trim().parse::<f64>().ok()) {
+        Some(ms) => Duration::try_from_secs_f64(ms / 1000.0).ok(),
+        None => retry_after(headers),
     }
-    let value = text("retry-after")?;
-    if let Ok(seconds) = value.parse::<f64>() {
-        return Duration::try_from_secs_f64(seconds).ok();
-    }
-    (DateTime::parse_from_rfc2822(value).ok()?.with_timezone(&Utc) - Utc::now())
-        .to_std()
-        .ok()
 }
 
 /// Returns the delay in the body of Google's errors, as in `"retryDelay": "13s"`.

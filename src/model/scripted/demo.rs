@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::plan::{PlannedCall, ScriptedAnswer};
 use crate::domain::message::{Message, Role, ToolStatus};
+use crate::domain::text_limits::cut_after;
 use crate::model::ToolSpec;
 
 /// The tools with effects, in the order in which they are tried.
@@ -247,8 +248,5 @@ impl Demonstration<'_> {
 /// Returns at most [`MAX_QUOTE_CHARS`] characters of a text, on one line.
 fn quote(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(MAX_QUOTE_CHARS) {
-        Some((end, _)) => format!("{}…", line.get(..end).unwrap_or(&line)),
-        None => line,
-    }
+    cut_after(&line, MAX_QUOTE_CHARS, "…")
 }

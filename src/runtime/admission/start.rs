@@ -466,19 +466,19 @@ pub(super) async fn check_by_policies(
     refuse_by_policies(tx, thread, caller, action, core).await
 }
 
-/// Refuses to run an assistant that policies forbid a user to read, and records it.
-pub(in crate::runtime) fn refuse_assistant_by_policies(
+/// Refuses to run an assistant for a user who may not read it, and records it.
+pub(in crate::runtime) fn refuse_assistant(
     assistant: &Assistant,
-    user: &Identity,
+    user: &RunCaller,
     core: &Arc<Core>,
 ) -> Result<(), StartError> {
     let action = Action::AssistantsRead;
-    let facts = facts_of(assistant);
-    let Some(denial) = access::denial_by_policies(core, user, action, &facts) else {
-        return Ok(());
-    };
-    record_denial(core, user, action, ResourceRef::Assistant(assistant.id), &denial);
-    Err(StartError::NoAssistant(assistant.id.to_string()))
+    let decided = access::decide(core, &user.to_restricted_identity(), action, &facts_of(assistant));
+    decided.map_err(|denial| {
+        let resource = ResourceRef::Assistant(assistant.id);
+        record_denial(core, &user.to_identity(), action, resource, &denial);
+        StartError::NoAssistant(assistant.id.to_string())
+    })
 }
 
 fn facts_of(assistant: &Assistant) -> ResourceFacts {

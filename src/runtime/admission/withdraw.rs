@@ -12,7 +12,8 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::background::UndoneTasks;
 use crate::runtime::ledger::RemainingShare;
-use crate::runtime::{CancelAction, Webhooks, background, interrupts, log_lines, prepare};
+use crate::runtime::shared::Core;
+use crate::runtime::{CancelAction, background, interrupts, log_lines, prepare, webhooks};
 
 /// Stores the status of a thread after a run: busy, if other runs are queued that may begin.
 pub(in crate::runtime) async fn leave_thread(
@@ -35,7 +36,7 @@ pub(in crate::runtime) async fn withdraw(
     tx: &mut Tx<'_>,
     run: &Run,
     action: CancelAction,
-    webhooks: &Webhooks,
+    core: &Core,
     now: Timestamp,
 ) -> DbResult<()> {
     // The interrupts that the run would have resolved are open again.
@@ -43,7 +44,7 @@ pub(in crate::runtime) async fn withdraw(
     match action {
         CancelAction::Interrupt => {
             db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
-            webhooks.report_withdrawn(tx, run, now).await?;
+            webhooks::report_withdrawn(tx, core, run, now).await?;
             log_lines::run_withdrawn(run, RunStatus::Interrupted.word());
         }
         CancelAction::Rollback => {

@@ -336,7 +336,7 @@ async fn take_over_messages(
             continue;
         };
         messages.extend_from_slice(earlier);
-        admission::withdraw(tx, run, CancelAction::Interrupt, &context.core.webhooks, context.now).await?;
+        admission::withdraw(tx, run, CancelAction::Interrupt, &context.core, context.now).await?;
     }
     if !messages.is_empty() {
         messages.extend_from_slice(messages_of(new_run.request.input.as_ref()).unwrap_or_default());

@@ -236,6 +236,7 @@ fn open_interrupt(
             asker,
             question: Arc::new(question),
             answer: None,
+            is_inline: false,
         },
         thread: record.task,
         run: run.parse().ok()?,

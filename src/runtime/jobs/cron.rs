@@ -114,7 +114,7 @@ async fn fire(
         return Ok(CronOutcome::Tried(Err(refusal)));
     }
     // The due time is used up even if the run is refused.
-    match crons::check_by_policies(tx, &cron, &context.core).await {
+    match crons::check_user(tx, &cron, &context.core).await {
         Ok(()) => {}
         Err(StartError::Fault(error)) => return Err(error),
         Err(refusal) => return Ok(CronOutcome::Tried(Err(refusal))),

@@ -47,6 +47,7 @@ mod watch_interrupt;
 mod webhook;
 
 use left_claims::LeftClaims;
+use sweep::LeftPlaces;
 
 pub use webhook::Deliveries;
 
@@ -154,6 +155,7 @@ pub(super) struct JobQueue {
     discovers: AtomicBool,
     tasks: Mutex<KnownTasks>,
     left_claims: LeftClaims,
+    left_by_sweep: LeftPlaces,
     /// The states of the kinds, in the order of [`JobKind::ALL`].
     kinds: Vec<KindState>,
 }
@@ -194,6 +196,7 @@ impl Default for JobQueue {
             discovers: AtomicBool::new(true),
             tasks: Mutex::default(),
             left_claims: LeftClaims::default(),
+            left_by_sweep: LeftPlaces::default(),
             kinds: JobKind::ALL.iter().copied().map(KindState::new).collect(),
         }
     }

@@ -4,11 +4,13 @@
 //! A thread is checked again in the transaction that deletes it. So two processes may find the same thread, and a
 //! client may begin to use it in between. A thread at work is left alone.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 
 use super::{JobHandler, JobLimits, JobOutcome};
+use crate::db::retention::DuePlace;
 use crate::db::{self, DbError, DbResult, Engine, Tx, warn_of};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
@@ -23,10 +25,18 @@ use crate::runtime::sweeper::sweep_copies;
 /// The most threads that one query returns, and the most other rows that one transaction deletes.
 const AT_ONCE: i64 = 100;
 /// The most threads that one sweep passes over, since they could not be swept in time. Each of them takes the time of the
-/// writer. The sweep of other data goes on behind further ones, too.
+/// writer. Behind the next one the threads wait for the next sweep, which begins there; other data is swept at once.
 const MOST_PASSED: usize = 3;
 /// The lease of a claim. Another process may start before this one is done, which does no harm.
 const LEASE: Duration = Duration::from_secs(600);
+
+/// The places at which the last sweep of this process has left the threads, since it had passed over too many of them. So
+/// however many threads cannot be swept, those behind them are.
+#[derive(Debug, Default)]
+pub(super) struct LeftPlaces {
+    expired: Mutex<Option<DuePlace>>,
+    unpruned: Mutex<Option<DuePlace>>,
+}
 
 pub(super) struct SweepHandler;
 
@@ -59,21 +69,16 @@ impl JobHandler for SweepHandler {
 /// Deletes all expired data. Returns the number of threads that were swept.
 async fn sweep(core: &Core) -> DbResult<u64> {
     let now = core.clock.now();
-    let mut swept = 0;
-    let mut passed = vec![];
-    loop {
-        let due = core
-            .db
-            .read(move |tx| Box::pin(async move { db::retention::expired(tx, now, AT_ONCE).await }));
-        let gone = take(core, due.await?, &mut passed, move |tx, thread| {
-            Box::pin(end_time(tx, thread, now))
-        })
-        .await?;
-        swept += gone;
-        if gone == 0 {
-            break;
-        }
-    }
+    let places = &core.jobs.left_by_sweep;
+    let mut passed = 0;
+    let mut swept = take_all(
+        core,
+        &places.expired,
+        &mut passed,
+        move |tx, behind| Box::pin(db::retention::expired(tx, now, behind, AT_ONCE)),
+        move |tx, thread| Box::pin(end_time(tx, thread, now)),
+    )
+    .await?;
     delete_all(core, AT_ONCE, move |tx| {
         Box::pin(db::idempotency::sweep(tx, now, AT_ONCE))
     })
@@ -96,19 +101,15 @@ async fn sweep(core: &Core) -> DbResult<u64> {
         return Ok(swept);
     };
     let until = now.minus(ttl.after);
-    loop {
-        let due = core
-            .db
-            .read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
-        let gone = take(core, due.await?, &mut passed, move |tx, thread| {
-            Box::pin(end_history(tx, thread, ttl, now))
-        })
-        .await?;
-        swept += gone;
-        if gone == 0 {
-            return Ok(swept);
-        }
-    }
+    swept += take_all(
+        core,
+        &places.unpruned,
+        &mut passed,
+        move |tx, behind| Box::pin(db::retention::unpruned(tx, until, behind, AT_ONCE)),
+        move |tx, thread| Box::pin(end_history(tx, thread, ttl, now)),
+    )
+    .await?;
+    Ok(swept)
 }
 
 /// Deletes rows in several transactions, since others wait for each of them, until `delete` finds fewer than the `at_once` rows
@@ -127,40 +128,77 @@ where
     }
 }
 
-/// Sweeps these threads, each in a transaction of its own, but for those that were `passed` over in this sweep. Returns their
-/// number. A thread that cannot be read is set aside, and one that takes too long or is locked is passed over, so that they do
-/// not block others.
-async fn take<J>(core: &Core, threads: Vec<ThreadId>, passed: &mut Vec<ThreadId>, job: J) -> DbResult<u64>
+/// Sweeps the threads that `find` returns, from the `place` on where the last sweep has left them. `passed` is the number of
+/// threads that this sweep has passed over. Returns the number of those that were swept.
+async fn take_all<F, J>(
+    core: &Core,
+    place: &Mutex<Option<DuePlace>>,
+    passed: &mut usize,
+    find: F,
+    job: J,
+) -> DbResult<u64>
+where
+    F: for<'t> Fn(&'t mut Tx<'_>, DuePlace) -> BoxFuture<'t, DbResult<Vec<DuePlace>>> + Copy + Send + 'static,
+    J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
+{
+    let left = place.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let mut last = left.unwrap_or(DuePlace::START);
+    let mut gone = 0;
+    loop {
+        let due = core.db.read(move |tx| find(tx, last)).await?;
+        if due.is_empty() {
+            return Ok(gone);
+        }
+        for next in due {
+            last = next;
+            let outcome = take(core, next.thread, job).await?;
+            gone += u64::from(outcome == ThreadOutcome::Swept);
+            if outcome != ThreadOutcome::Failed {
+                continue;
+            }
+            if *passed == MOST_PASSED {
+                *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+                return Ok(gone);
+            }
+            *passed += 1;
+        }
+    }
+}
+
+/// The outcome of a sweep for one thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ThreadOutcome {
+    /// The thread was swept, or set aside.
+    Swept,
+    /// The thread is at work, or was used since it was found.
+    Left,
+    /// The thread is locked, or takes too long.
+    Failed,
+}
+
+/// Sweeps a thread in a transaction of its own. One that cannot be read is set aside, so that it does not block others.
+async fn take<J>(core: &Core, thread: ThreadId, job: J) -> DbResult<ThreadOutcome>
 where
     J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
 {
-    let mut gone = 0;
-    for thread in threads {
-        if passed.contains(&thread) {
-            continue;
+    match core.db.write(move |tx| job(tx, thread)).await {
+        Ok(true) => Ok(ThreadOutcome::Swept),
+        Ok(false) => Ok(ThreadOutcome::Left),
+        Err(error) if error.is_corrupt() => {
+            tracing::error!(%thread, %error, "the history of a thread cannot be read, so it is not swept");
+            let now = core.clock.now();
+            let write = core
+                .db
+                .write(move |tx| Box::pin(async move { db::retention::set_aside(tx, thread, now).await }));
+            write.await?;
+            Ok(ThreadOutcome::Swept)
         }
-        match core.db.write(move |tx| job(tx, thread)).await {
-            Ok(went) => gone += u64::from(went),
-            Err(error) if error.is_corrupt() => {
-                tracing::error!(%thread, %error, "the history of a thread cannot be read, so it is not swept");
-                let now = core.clock.now();
-                let write = core
-                    .db
-                    .write(move |tx| Box::pin(async move { db::retention::set_aside(tx, thread, now).await }));
-                write.await?;
-                gone += 1;
-            }
-            Err(error) if is_of_thread(&error) => {
-                tracing::warn!(%thread, %error, "a thread could not be swept, and the next sweep tries it again");
-                if passed.len() == MOST_PASSED {
-                    break;
-                }
-                passed.push(thread);
-            }
-            Err(error) => return Err(error),
+        Err(error) if is_of_thread(&error) => {
+            tracing::warn!(%thread, %error, "a thread could not be swept, and a later sweep tries it again");
+            Ok(ThreadOutcome::Failed)
         }
+        Err(error) => Err(error),
     }
-    Ok(gone)
 }
 
 /// Returns whether other threads may be swept after this error.

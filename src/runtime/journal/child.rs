@@ -1,11 +1,8 @@
 //! Admission of a child run: a call of the `task` tool, or of another agent of this server.
 
-use std::sync::Arc;
-
 use serde_json::Map;
 
 use crate::agent::NewChildRun;
-use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::run::{AssignedAgent, Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
@@ -19,14 +16,6 @@ pub(super) enum AdmittedChild {
     Admitted(Box<Run>),
     /// The child run is refused for this reason.
     Refused(String),
-}
-
-/// Returns the agent of this server, as the tenant of the run may run it.
-fn find(run_context: &RunContext, graph_id: &str) -> Option<Arc<RegisteredAgent>> {
-    let registry = &run_context.core.registry;
-    let tenant = &run_context.ownership.tenant;
-    let known = registry.find_of_tenant(graph_id, tenant)?;
-    registry.for_tenant(&known, tenant)
 }
 
 /// A child run that may be admitted.
@@ -81,7 +70,9 @@ pub(super) fn prepare(
     let agent = match &new_run.graph_id {
         None => None,
         Some(graph_id) => {
-            let known = find(run_context, graph_id).ok_or_else(|| {
+            let tenant = &run_context.ownership.tenant;
+            let known = run_context.core.registry.agent_of_tenant(graph_id, tenant);
+            let known = known.ok_or_else(|| {
                 format!("The agent `{graph_id}` is not defined on this server. Do the work yourself.")
             })?;
             if let Some(refusal) = new_run.incompatibility(known.agent()) {

@@ -9,7 +9,7 @@ use super::child::{self, PreparedChild};
 use crate::db::checkpoints::NewCheckpoint;
 use crate::db::events::NewEvent;
 use crate::db::interrupts::InterruptRecord;
-use crate::db::runs::{EndOfRun, RunRowUpdate};
+use crate::db::runs::{ChildRowUpdate, EndOfRun, RunRowUpdate};
 use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
@@ -25,7 +25,7 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::commit_order::Turn;
 use crate::runtime::run_context::RunContext;
-use crate::runtime::{admission, interrupts, quotas};
+use crate::runtime::{admission, interrupts, quotas, webhooks};
 
 /// The writes of one transaction.
 #[derive(Clone)]
@@ -255,8 +255,8 @@ pub(super) async fn write_rows(
     for (checkpoint, position) in &batch.left {
         db::checkpoints::set_position(tx, thread, *checkpoint, position, root).await?;
     }
-    if let Some(used) = batch.used.as_ref().filter(|_| lane != Lane::Main) {
-        db::runs::set_usage(tx, run, used, root).await?;
+    if lane != Lane::Main {
+        change_child(tx, run, batch, root).await?;
     }
     let mut replaced = Vec::with_capacity(batch.asked.len());
     for asked in &batch.asked {
@@ -275,11 +275,9 @@ pub(super) async fn write_rows(
             }
             end_main(tx, run_context, end, at).await?;
             if let Some(report) = &batch.report {
-                db::deliveries::insert(tx, report).await?;
+                Box::pin(webhooks::store(tx, &run_context.core, &run_context.run, report)).await?;
             }
         }
-    } else if lane != Lane::Main && batch.begins() {
-        db::runs::set_child_status(tx, run, RunStatus::Running, None, root, batch.at).await?;
     }
     // The rows are there already if a run ends.
     for replaced in replaced {
@@ -339,21 +337,38 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
     };
     // Nearly always the thread holds no messages for certain, and on SQLite the transaction waits for nothing then.
     match end.looks_for_messages {
-        true => admission::leave_thread(tx, thread, &left, at).await?,
+        true => Box::pin(admission::leave_thread(tx, thread, &left, at)).await?,
         false => db::threads::leave_without_messages(tx, thread, &left, at).await?,
     }
     match cancelled {
-        Some(cancelled) => interrupts::report_cancelled(tx, run_context, cancelled, at).await,
+        Some(cancelled) => Box::pin(interrupts::report_cancelled(tx, run_context, cancelled, at)).await,
         None => Ok(()),
     }
 }
 
-/// Stores the end of a subagent run. If the run was cancelled, or has failed, the runs below it are stopped, including those
-/// that wait. Nobody can answer their questions any more, nor those of the run itself: its caller goes on without it.
+/// Stores what a batch of a subagent says about its row: its status, if it begins or ends, and its usage.
+async fn change_child(tx: &mut Tx<'_>, run: RunId, batch: &CommitBatch, root: RunId) -> DbResult<()> {
+    let status = match &batch.ended {
+        Some(end) => Some((end.status, end.error.as_ref())),
+        None => batch.begins().then_some((RunStatus::Running, None)),
+    };
+    let usage = batch.used.as_ref();
+    match (status, usage) {
+        (Some((status, error)), usage) => {
+            let update = ChildRowUpdate { status, error, usage };
+            db::runs::update_child(tx, run, update, root, batch.at).await
+        }
+        (None, Some(used)) => db::runs::set_usage(tx, run, used, root).await,
+        (None, None) => Ok(()),
+    }
+}
+
+/// Stores what the end of a subagent run, whose row has it, means for others. If the run was cancelled, or has failed, the runs
+/// below it are stopped, including those that wait. Nobody can answer their questions any more, nor those of the run itself: its
+/// caller goes on without it.
 async fn end_child(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId, end: &RunEnd, at: Timestamp) -> DbResult<()> {
     let thread = run_context.run.thread;
     let root = run_context.run.id;
-    db::runs::set_child_status(tx, run, end.status, end.error.as_ref(), root, at).await?;
     // A run that waits has no error.
     if end.error.is_some() {
         db::runs::mark_reported(tx, run).await?;

@@ -158,7 +158,7 @@ impl BackgroundTool {
     }
 
     async fn check(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<ToolOutput, String> {
-        let task = self.known(state, call)?;
+        let task = self.find_task(state, call)?;
         let seen = scope.tasks.snapshot(scope, &task).await?;
         let mut report = Map::new();
         report.insert("status".to_owned(), seen.status.word().into());
@@ -198,7 +198,7 @@ impl BackgroundTool {
     }
 
     async fn update(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<ToolOutput, String> {
-        let task = self.known(state, call)?;
+        let task = self.find_task(state, call)?;
         let Some(agent) = self.agent(&task.agent_name) else {
             return Err(format!(
                 "The agent `{}` of this task is not there any more.",
@@ -242,7 +242,7 @@ impl BackgroundTool {
     }
 
     async fn cancel(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<ToolOutput, String> {
-        let task = self.known(state, call)?;
+        let task = self.find_task(state, call)?;
         let seen = scope.tasks.cancel(scope, &task).await?;
         let id = &task.task_id;
         let status = seen.status.word();
@@ -296,7 +296,7 @@ impl BackgroundTool {
     }
 
     /// Returns the task that a call names.
-    fn known(&self, state: &State, call: &ToolCall) -> Result<BackgroundTask, String> {
+    fn find_task(&self, state: &State, call: &ToolCall) -> Result<BackgroundTask, String> {
         let id = argument(call, "task_id");
         BackgroundTask::find(state, id).ok_or_else(|| format!("There is no background task `{id}` here."))
     }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{FileContext, FileQuery, FileResult, file_path, normalise, seen, text};
+use super::{FileContext, FileQuery, FileResult, SearchStop, file_path, normalise, seen, text};
 use crate::definition::FileOperation;
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File, Update};
@@ -160,21 +160,27 @@ pub(super) async fn delete(context: &FileContext<'_>, args: Delete) -> Result<Fi
         .workspace
         .paths(context.access(), &FileQuery::complete(&path))
         .await?;
-    if found.stop.is_some() {
+    if let Some(stop) = found.stop {
+        let why = match stop {
+            SearchStop::Time => "takes too long to be listed",
+            SearchStop::Results | SearchStop::Files => "has too many files to be deleted at once",
+        };
         return Err(format!(
-            "Error: '{path}' has too many files to be deleted at once. Nothing was deleted. Delete parts of it."
+            "Error: '{path}' {why}. Nothing was deleted. Delete parts of it."
         ));
     }
     for file in &found.paths {
         context.rules.check(FileOperation::Write, file)?;
     }
-    seen::check_deletion(context, &path).await?;
+    let before = seen::check_deletion(context, &path).await?;
     let mut known = Update::none();
     for file in &found.paths {
         known.merge(seen::record(context, file, None));
     }
-    let deleted = context.workspace.delete(context.access(), &path, found.paths).await?;
-    let Some(mut writes) = deleted else {
+    let deleted = context
+        .workspace
+        .delete(context.access(), &path, found.paths, before.as_deref());
+    let Some(mut writes) = deleted.await? else {
         return Err(format!("Error: File '{path}' not found"));
     };
     writes.merge(known);

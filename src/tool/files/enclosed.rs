@@ -137,10 +137,16 @@ impl FileWorkspace for WithEnclosed {
         self.workspace.write(access, path, file, before).await
     }
 
-    async fn delete(&self, access: FileAccess<'_>, path: &str, files: Vec<String>) -> Result<Option<Update>, String> {
+    async fn delete(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        files: Vec<String>,
+        before: Option<&File>,
+    ) -> Result<Option<Update>, String> {
         match files.iter().find(|path| is_bundled(path)) {
             Some(path) => Err(read_only_error(path)),
-            None => self.workspace.delete(access, path, files).await,
+            None => self.workspace.delete(access, path, files, before).await,
         }
     }
 

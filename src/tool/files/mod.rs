@@ -10,7 +10,6 @@
 //!
 //! [`AgentFiles`] are the files of an agent for those who read them while it works.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -24,6 +23,7 @@ use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::path;
 use crate::domain::pattern::Pattern;
 use crate::domain::state::{File, State, Update};
+use crate::domain::text_limits::cut_after;
 use crate::model::ToolSpec;
 
 mod agent_files;
@@ -82,11 +82,8 @@ fn pattern(given: &str, directory: &str) -> Result<Pattern, String> {
 }
 
 /// Returns an argument as a result repeats it: the beginning of a long one.
-fn shown(argument: &str) -> Cow<'_, str> {
-    match argument.char_indices().nth(MAX_SHOWN_CHARS) {
-        None => argument.into(),
-        Some((end, _)) => format!("{}…", &argument[..end]).into(),
-    }
+fn shown(argument: &str) -> String {
+    cut_after(argument, MAX_SHOWN_CHARS, "…")
 }
 
 /// The result of a file operation.

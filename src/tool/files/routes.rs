@@ -209,7 +209,13 @@ impl FileWorkspace for RoutedFiles {
         target.workspace.write(access, &target.path, file, before).await
     }
 
-    async fn delete(&self, access: FileAccess<'_>, path: &str, files: Vec<String>) -> Result<Option<Update>, String> {
+    async fn delete(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        files: Vec<String>,
+        before: Option<&File>,
+    ) -> Result<Option<Update>, String> {
         let own =
             |route: &&FileRoute| route.is_listed && (route.prefix == path || below(&route.prefix, path).is_some());
         if let Some(route) = self.routes.iter().find(own) {
@@ -229,7 +235,9 @@ impl FileWorkspace for RoutedFiles {
         for (at, files) in by_route {
             let route = at.filter(|_| at != first.route).and_then(|at| self.routes.get(at));
             let target = self.target(route.map_or(path, |route| &route.prefix));
-            let deleted = target.workspace.delete(access, &target.path, files).await?;
+            // A file is in the first of them, alone.
+            let before = before.filter(|_| at == first.route);
+            let deleted = target.workspace.delete(access, &target.path, files, before).await?;
             if let Some(deleted) = deleted {
                 update.get_or_insert_default().merge(deleted);
             }
@@ -310,7 +318,13 @@ impl FileWorkspace for ReadOnlyFiles {
         Err(read_only(path))
     }
 
-    async fn delete(&self, _: FileAccess<'_>, path: &str, _: Vec<String>) -> Result<Option<Update>, String> {
+    async fn delete(
+        &self,
+        _: FileAccess<'_>,
+        path: &str,
+        _: Vec<String>,
+        _: Option<&File>,
+    ) -> Result<Option<Update>, String> {
         Err(read_only(path))
     }
 

@@ -3,6 +3,8 @@
 //! The agent's state has a hash of each such file as the agent last read or wrote it. A change is refused if the file is
 //! another one by now: the agent would undo what it knows nothing of.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -43,17 +45,19 @@ pub(super) fn record(context: &FileContext<'_>, path: &str, file: Option<&File>)
     }
 }
 
-/// Checks that a file which the agent is about to delete is as the agent knows it, if it has read or written it.
+/// Checks that a file which the agent is about to delete is as the agent knows it, if it has read or written it. Returns
+/// that file; none if its content does not matter.
 ///
 /// # Errors
 /// The text for the model.
-pub(super) async fn check_deletion(context: &FileContext<'_>, path: &str) -> Result<(), String> {
+pub(super) async fn check_deletion(context: &FileContext<'_>, path: &str) -> Result<Option<Arc<File>>, String> {
     if seen(context.state, path).is_none() {
-        return Ok(());
+        return Ok(None);
     }
     // A file that cannot be read any more may be deleted.
     let current = context.read(path).await.ok().flatten();
-    check(context, path, current.as_deref(), true)
+    check(context, path, current.as_deref(), true)?;
+    Ok(current)
 }
 
 /// Checks that the agent knows the file `current`, which it is about to change. A file that it has never read must not

@@ -38,7 +38,13 @@ impl FileWorkspace for StateFiles {
         })
     }
 
-    async fn delete(&self, access: FileAccess<'_>, path: &str, files: Vec<String>) -> Result<Option<Update>, String> {
+    async fn delete(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        files: Vec<String>,
+        _: Option<&File>,
+    ) -> Result<Option<Update>, String> {
         if files.is_empty() {
             return Ok(None);
         }

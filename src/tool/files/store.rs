@@ -206,10 +206,23 @@ impl FileWorkspace for StoreFiles {
         Ok(Update::none())
     }
 
-    async fn delete(&self, access: FileAccess<'_>, _: &str, files: Vec<String>) -> Result<Option<Update>, String> {
+    async fn delete(
+        &self,
+        access: FileAccess<'_>,
+        at: &str,
+        files: Vec<String>,
+        before: Option<&File>,
+    ) -> Result<Option<Update>, String> {
         for path in &files {
-            let there = self.read(access, path).await?;
-            self.replace(access, path, there.as_deref(), None).await?;
+            let read;
+            let there = match before.filter(|_| path == at) {
+                Some(before) => Some(before),
+                None => {
+                    read = self.read(access, path).await?;
+                    read.as_deref()
+                }
+            };
+            self.replace(access, path, there, None).await?;
         }
         Ok((!files.is_empty()).then(Update::none))
     }

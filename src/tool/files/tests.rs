@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use serde_json::Map;
 
 use super::*;
+use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::message::Role;
 use crate::domain::state::Encoding;
 use crate::domain::time::Timestamp;
@@ -439,4 +440,90 @@ async fn grep_shows_of_a_long_line_the_part_with_the_text() {
         "z".repeat(742)
     );
     assert_eq!(said, format!("/long.json:\n{shown}\n/short.txt:\n  1: a needle"));
+}
+
+/// A workspace in which someone else writes each file at once when it was read.
+struct ChangedWhenRead(Arc<dyn FileWorkspace>);
+
+#[async_trait]
+impl FileWorkspace for ChangedWhenRead {
+    fn is_shared(&self, path: &str) -> bool {
+        self.0.is_shared(path)
+    }
+
+    async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
+        self.0.paths(access, query).await
+    }
+
+    async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {
+        let file = self.0.read(access, path).await?;
+        let other = File::text("theirs", NOW);
+        self.0.write(access, path, other, file.as_deref()).await?;
+        Ok(file)
+    }
+
+    async fn write(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        file: File,
+        before: Option<&File>,
+    ) -> Result<Update, String> {
+        self.0.write(access, path, file, before).await
+    }
+
+    async fn delete(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        files: Vec<String>,
+        before: Option<&File>,
+    ) -> Result<Option<Update>, String> {
+        self.0.delete(access, path, files, before).await
+    }
+}
+
+/// Calls a tool of this workspace with the path `/f`. Returns its text; what it writes is a part of the state then.
+async fn of_file(workspace: &Arc<dyn FileWorkspace>, scope: &Scope, state: &mut State, name: &str) -> String {
+    let tools = tools(workspace, &FileRules::default(), MAX_RESULT_CHARS);
+    let tool = tools.iter().find(|tool| tool.spec().name == name).expect("a tool");
+    let args = Map::from_iter([("file_path".to_owned(), json!("/f"))]);
+    let outcome = tool.call(scope, state, &ToolCall::new("c1", name, args)).await;
+    let Ok(CallOutcome::Answer(answer)) = outcome else {
+        panic!("no answer")
+    };
+    let said = answer.writes.messages[0].content.text();
+    state.apply(&answer.writes);
+    said
+}
+
+#[tokio::test]
+async fn a_file_that_changes_after_it_was_compared_is_not_deleted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let namespace = NamespaceTemplate::read(&["files".to_owned()]).expect("a template");
+    let workspaces: [Arc<dyn FileWorkspace>; 2] = [
+        Arc::new(DiskFiles::new(folder.path().to_owned())),
+        Arc::new(StoreFiles::new(namespace)),
+    ];
+    for workspace in workspaces {
+        let scope = Scope::sample(NOW);
+        let mut state = State::default();
+        let start = State::default();
+        let access = FileAccess {
+            scope: &scope,
+            state: &start,
+        };
+        let mine = File::text("mine", EARLIER);
+        workspace.write(access, "/f", mine, None).await.expect("a file");
+        let said = of_file(&workspace, &scope, &mut state, "read_file").await;
+        assert!(said.ends_with("mine"), "{said}");
+        let changed: Arc<dyn FileWorkspace> = Arc::new(ChangedWhenRead(Arc::clone(&workspace)));
+        let said = of_file(&changed, &scope, &mut state, "delete").await;
+        assert!(said.contains("has been changed by someone else"), "{said}");
+        let said = of_file(&workspace, &scope, &mut state, "read_file").await;
+        assert!(said.ends_with("theirs"), "{said}");
+        let said = of_file(&workspace, &scope, &mut state, "delete").await;
+        assert_eq!(said, "Deleted /f");
+        assert_eq!(workspace.read(access, "/f").await, Ok(None));
+    }
 }

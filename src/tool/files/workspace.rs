@@ -112,11 +112,17 @@ pub trait FileWorkspace: Send + Sync {
     ) -> Result<Update, String>;
 
     /// Deletes the file or directory at `path`, with these files in it. Returns the update of the state; none if there
-    /// is nothing at `path`.
+    /// is nothing at `path`. With `before`, there is a file at `path`, which is deleted only if it has still that content.
     ///
     /// # Errors
-    /// The text for the model.
-    async fn delete(&self, access: FileAccess<'_>, path: &str, files: Vec<String>) -> Result<Option<Update>, String>;
+    /// The text for the model, also if the file is no longer `before`. Nothing was deleted then.
+    async fn delete(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        files: Vec<String>,
+        before: Option<&File>,
+    ) -> Result<Option<Update>, String>;
 
     /// Searches the files that the query admits for lines with the text of the query.
     ///
@@ -413,7 +419,7 @@ impl FileQuery {
 
     /// Returns those of these paths that are results, as far as the time suffices. `stop` is the reason why there may be
     /// others.
-    pub(super) async fn admitted(&self, paths: Vec<String>, mut stop: Option<SearchStop>) -> FoundPaths {
+    pub(in crate::tool) async fn admitted(&self, paths: Vec<String>, mut stop: Option<SearchStop>) -> FoundPaths {
         let mut admitted = vec![];
         let mut stretch_ends = Instant::now() + LONGEST_STRETCH;
         for path in paths {

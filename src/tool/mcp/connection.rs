@@ -7,29 +7,28 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use rmcp::model::{
-    CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientConfig, ClientJsonRpcMessage,
-    ClientRequest, CustomResult, ElicitRequestParams, ElicitResult, ElicitationCreateRequestMethod, ErrorData,
-    GetExtensions, Implementation, ProtocolVersion, RequestId, ServerCapabilities, ServerPeerInfo, ServerResult,
-    SubscriptionFilter, SubscriptionsListenRequest, SubscriptionsListenRequestParams,
+    CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientConfig, ClientRequest, CustomResult,
+    ElicitRequestParams, ElicitResult, ElicitationCreateRequestMethod, ErrorData, GetExtensions, Implementation,
+    ProtocolVersion, RequestId, ServerCapabilities, ServerPeerInfo, ServerResult, SubscriptionFilter,
+    SubscriptionsListenRequest, SubscriptionsListenRequestParams,
 };
 use rmcp::service::{
-    ClientInitializeError, PeerRequestOptions, RequestContext, RoleClient, RunningService, ServiceError, serve_client,
-    serve_directly,
+    PeerRequestOptions, RequestContext, RoleClient, RunningService, ServiceError, serve_client, serve_directly,
 };
-use rmcp::transport::DynamicTransportError;
 use rmcp::{ClientHandler, Peer};
 use serde_json::Value;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::SpawnServer;
 use super::discovery::{Discovering, STATELESS};
 use super::elicitation::Elicitations;
-use super::notices::OpenCalls;
+use super::error::ConnectionError;
+use super::signals::{Abandoned, Signals};
 use super::transport::ServerTransport;
 use crate::domain::backoff::Backoff;
-use crate::model::pieces::{PieceError, PieceLimits, SilenceLimit};
+use crate::model::pieces::{PieceLimits, SilenceLimit};
 
 /// The timeout of the cancellation of a request.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -43,37 +42,6 @@ pub(super) struct Connection {
     /// The time limits for arriving data; `None` if the transport keeps them itself.
     limits: Option<PieceLimits>,
     spawn: SpawnServer,
-}
-
-/// The signals of a transport.
-#[derive(Debug)]
-pub(super) struct Signals {
-    /// Cancelled when the connection is closed.
-    pub(super) closed: CancellationToken,
-    /// Notified when the list of tools has changed.
-    pub(super) tools_changed: Notify,
-    /// The calls to which notices on the stream of the connection belong, if it has one stream for all answers.
-    pub(super) calls: Arc<OpenCalls>,
-    /// Notified by everything that arrives.
-    arrived: watch::Sender<()>,
-}
-
-impl Default for Signals {
-    fn default() -> Self {
-        Self {
-            closed: CancellationToken::new(),
-            tools_changed: Notify::new(),
-            calls: Arc::default(),
-            arrived: watch::Sender::new(()),
-        }
-    }
-}
-
-impl Signals {
-    /// Reports that data has arrived, which need not be an answer.
-    pub(super) fn data_arrived(&self) {
-        self.arrived.send_replace(());
-    }
 }
 
 /// The client that servers see. Of the requests of servers it supports `ping`, and questions if the server may ask.
@@ -101,28 +69,6 @@ impl ClientHandler for Client {
             None => Err(ErrorData::method_not_found::<ElicitationCreateRequestMethod>()),
         }
     }
-}
-
-/// Cancelled when the caller of a request does not wait for its answer any more. The request carries it in its
-/// extensions, for the transport, which then stops to send it or to read its answer.
-#[derive(Clone)]
-struct Abandoned(CancellationToken);
-
-/// Adds the call that a message makes, if it is one, to those of the connection.
-pub(super) fn note_call(message: &ClientJsonRpcMessage, signals: &Signals) {
-    if let ClientJsonRpcMessage::Request(request) = message {
-        signals.calls.add(&request.request);
-    }
-}
-
-/// Returns the token of a request that is cancelled when its caller does not wait for the answer any more; `None` if
-/// the message is not a request.
-pub(super) fn abandoned(message: &ClientJsonRpcMessage) -> Option<CancellationToken> {
-    let ClientJsonRpcMessage::Request(request) = message else {
-        return None;
-    };
-    let abandoned = request.request.extensions().get::<Abandoned>();
-    Some(abandoned.map_or_else(CancellationToken::new, |abandoned| abandoned.0.clone()))
 }
 
 impl Connection {
@@ -190,7 +136,7 @@ impl Connection {
 
     /// Sends a request and waits for its result. The request is cancelled at the server if the caller stops waiting.
     pub(super) async fn request(self: &Arc<Self>, request: ClientRequest) -> Result<Value, ConnectionError> {
-        let arrivals = self.signals.arrived.subscribe();
+        let arrivals = self.signals.arrivals();
         self.request_until(request, silence(self.limits, arrivals)).await
     }
 
@@ -268,80 +214,6 @@ async fn cancel(server: &Peer<RoleClient>, id: RequestId) -> Result<(), ServiceE
         .await
 }
 
-/// The reason why a request has no result.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub(super) enum ConnectionError {
-    /// The server could not be started or reached.
-    #[error("cannot be reached ({0})")]
-    Unreachable(String),
-    /// The connection ended before the answer came.
-    #[error("broke off before it answered")]
-    Closed,
-    /// Nothing arrived for too long.
-    #[error("did not answer in time: {0}")]
-    TimedOut(SilenceLimit),
-    /// The answer is invalid.
-    #[error("returned an invalid answer: {0}")]
-    InvalidAnswer(String),
-    /// The server does not know the session.
-    #[error("does not know the session any more")]
-    SessionExpired,
-    /// An operator has to log in, as the text says.
-    #[error("requires a login: {0}")]
-    LoginRequired(String),
-    /// The access token lacks scopes (RFC 6750, section 3.1). The text names them, and says what an operator has to do.
-    #[error("requires scopes that its access token lacks: {0}")]
-    ScopesMissing(String),
-    /// The server refused the request.
-    #[error("refused: {} (code {})", .0.message, .0.code.0)]
-    Refused(ErrorData),
-}
-
-impl From<PieceError> for ConnectionError {
-    fn from(error: PieceError) -> Self {
-        match error {
-            PieceError::Silent(limit) => Self::TimedOut(limit),
-            // The text of the error may contain the URL, which may contain a secret.
-            PieceError::Broken(error) if error.is_connect() => Self::Unreachable("no connection".to_owned()),
-            PieceError::Broken(_) => Self::Closed,
-        }
-    }
-}
-
-impl From<DynamicTransportError> for ConnectionError {
-    fn from(error: DynamicTransportError) -> Self {
-        error.error.downcast().map_or(Self::Closed, |error| *error)
-    }
-}
-
-impl From<ServiceError> for ConnectionError {
-    fn from(error: ServiceError) -> Self {
-        if let ServiceError::McpError(refusal) = error {
-            return Self::Refused(refusal);
-        }
-        if let ServiceError::TransportSend(error) = error {
-            return error.into();
-        }
-        Self::Closed
-    }
-}
-
-impl From<ClientInitializeError> for ConnectionError {
-    fn from(error: ClientInitializeError) -> Self {
-        if let ClientInitializeError::JsonRpcError(refusal) = error {
-            return Self::Refused(refusal);
-        }
-        if let ClientInitializeError::TransportError { error, .. } = error {
-            return error.into();
-        }
-        if let ClientInitializeError::ConnectionClosed(_) = error {
-            return Self::Closed;
-        }
-        // The text of the other errors may contain the whole answer.
-        Self::InvalidAnswer("the answer is not one to `initialize`".to_owned())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::time::Instant;
@@ -353,9 +225,9 @@ mod tests {
         let limits = PieceLimits::of_others(Duration::from_secs(10), Duration::from_secs(20));
         let signals = Signals::default();
         let begun = Instant::now();
-        assert_eq!(silence(Some(limits), signals.arrived.subscribe()).await, limits.first);
+        assert_eq!(silence(Some(limits), signals.arrivals()).await, limits.first);
         assert_eq!(begun.elapsed().as_secs(), 10);
-        let arrivals = signals.arrived.subscribe();
+        let arrivals = signals.arrivals();
         signals.data_arrived();
         assert_eq!(silence(Some(limits), arrivals).await, limits.between);
         assert_eq!(begun.elapsed().as_secs(), 30);

@@ -14,8 +14,9 @@ use rmcp::service::RoleClient;
 use rmcp::transport::Transport;
 use tokio::time::timeout;
 
-use super::connection::{ConnectionError, Signals};
+use super::error::ConnectionError;
 use super::message::is_answer;
+use super::signals::Signals;
 use super::transport::ServerTransport;
 
 /// The version without a handshake.

@@ -15,12 +15,13 @@ use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::McpLimits;
-use super::connection::{ConnectionError, Signals, abandoned};
+use super::error::ConnectionError;
 use super::inbox::Inbox;
 use super::message::{self, Incoming, is_answer};
 use super::notices::OpenCalls;
 use super::oauth::AccessTokens;
 use super::request_headers::{PROTOCOL, add_request_headers};
+use super::signals::{Signals, abandoned};
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::{PieceLimits, PieceReader};
 use crate::net::sse::Frames;

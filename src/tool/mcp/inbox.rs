@@ -6,9 +6,9 @@ use std::time::Duration;
 use rmcp::model::ServerJsonRpcMessage;
 use tokio::time::{Instant, sleep_until};
 
-use super::connection::Signals;
 use super::message::{self, Incoming};
 use super::notices::OpenCalls;
+use super::signals::Signals;
 use crate::domain::json_limits::read_foreign;
 
 /// The maximum number of messages per second that are not answers. Further ones wait in the pipe or the socket, and the

@@ -7,7 +7,7 @@ use rmcp::model::{
 };
 use serde_json::{Map, Value};
 
-use super::connection::ConnectionError;
+use super::error::ConnectionError;
 use super::notices::{LogLine, Notice, Progress};
 
 /// The method of a question to a human.

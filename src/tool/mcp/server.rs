@@ -13,10 +13,12 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{Connection, ConnectionError, Signals};
+use super::connection::Connection;
 use super::elicitation::Elicitations;
+use super::error::ConnectionError;
 use super::http::{Address, HttpTransport};
 use super::oauth::{AccessTokens, ClientTokens, LoginParts, LoginTokens};
+use super::signals::Signals;
 use super::sse::SseTransport;
 use super::stdio::{Program, StdioTransport};
 use super::tool::McpTool;

@@ -11,10 +11,11 @@ use rmcp::service::RoleClient;
 use rmcp::transport::Transport;
 
 use super::McpLimits;
-use super::connection::{ConnectionError, Signals, abandoned, note_call};
+use super::error::ConnectionError;
 use super::http::{Address, POST_TIMEOUT, UnansweredPosts, too_long};
 use super::inbox::Inbox;
 use super::message;
+use super::signals::{Signals, abandoned, note_call};
 use crate::net::sse::Frames;
 
 /// An open event stream, and the address for messages.

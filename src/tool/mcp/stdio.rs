@@ -18,9 +18,10 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::connection::{ConnectionError, Signals, abandoned, note_call};
+use super::error::ConnectionError;
 use super::inbox::Inbox;
 use super::message;
+use super::signals::{Signals, abandoned, note_call};
 use super::{McpLimits, SpawnServer};
 
 /// The maximum number of messages that the program has not read yet.

@@ -5,7 +5,7 @@ use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::service::RoleClient;
 use rmcp::transport::Transport;
 
-use super::connection::ConnectionError;
+use super::error::ConnectionError;
 use super::http::HttpTransport;
 use super::sse::SseTransport;
 use super::stdio::StdioTransport;

@@ -251,16 +251,21 @@ impl SandboxService {
     ) -> Result<(), SandboxError> {
         let request = self.about(Method::PUT, id, "files", path);
         let request = match before {
-            Some(before) => request.header(IF_MATCH, format!("\"{}\"", hex::encode(Sha256::digest(before)))),
+            Some(before) => request.header(IF_MATCH, entity_tag(before)),
             None => request.header(IF_NONE_MATCH, "*"),
         };
         let request = request.header(CONTENT_TYPE, "application/octet-stream").body(content);
         self.send(request, MAX_ERROR_BYTES).await.map(drop)
     }
 
-    /// Deletes a file, or a directory with everything in it.
-    pub(super) async fn delete(&self, id: SandboxId, path: &str) -> Result<(), SandboxError> {
+    /// Deletes a file, or a directory with everything in it. With `before`, a file is deleted only if it has still that
+    /// content.
+    pub(super) async fn delete(&self, id: SandboxId, path: &str, before: Option<&[u8]>) -> Result<(), SandboxError> {
         let request = self.about(Method::DELETE, id, "files", path);
+        let request = match before {
+            Some(before) => request.header(IF_MATCH, entity_tag(before)),
+            None => request,
+        };
         self.send(request, MAX_ERROR_BYTES).await.map(drop)
     }
 
@@ -317,6 +322,11 @@ impl SandboxService {
             )))
         })
     }
+}
+
+/// Returns the `ETag` of a file with this content.
+fn entity_tag(content: &[u8]) -> String {
+    format!("\"{}\"", hex::encode(Sha256::digest(content)))
 }
 
 /// Returns the error of a request without an answer.

@@ -187,14 +187,14 @@ impl FileWorkspace for SandboxFiles {
         let mut paths = vec![];
         let mut sizes = BTreeMap::new();
         for entry in found.entries {
-            if entry.kind == EntryKind::File && query.admits(&entry.path) {
+            if entry.kind == EntryKind::File {
                 sizes.extend(entry.size.map(|size| (entry.path.clone(), size)));
                 paths.push(entry.path);
             }
         }
         Ok(FoundPaths {
             sizes,
-            ..FoundPaths::first(paths, query.max, stop)
+            ..query.admitted(paths, stop).await
         })
     }
 
@@ -228,10 +228,18 @@ impl FileWorkspace for SandboxFiles {
         }
     }
 
-    async fn delete(&self, access: FileAccess<'_>, path: &str, _: Vec<String>) -> Result<Option<Update>, String> {
+    async fn delete(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        _: Vec<String>,
+        before: Option<&File>,
+    ) -> Result<Option<Update>, String> {
+        let before = before.map(bytes_of).transpose()?;
         let id = self.open(access).await?;
-        match self.0.service.delete(id, path).await {
+        match self.0.service.delete(id, path, before.as_deref()).await {
             Ok(()) => Ok(Some(Update::none())),
+            Err(error) if error.has_code("changed") => Err(conflict(path)),
             Err(error) if error.has_code("file_not_found") => Ok(None),
             Err(error) => Err(self.explain(access, id, error).await),
         }
@@ -244,6 +252,9 @@ impl FileWorkspace for SandboxFiles {
             stop: found.stop,
             ..FoundLines::default()
         };
+        if found.paths.is_empty() {
+            return Ok(lines);
+        }
         let id = self.open(access).await?;
         let mut last_read = None;
         for part in found.paths.chunks(MAX_SEARCHED) {

@@ -214,6 +214,15 @@ async fn a_deleted_tenant_leaves_nothing(server: TestServer) {
     defines_and_changes_agents(&keys.client("root")).await;
     let theirs = json!({"model": "scripted:lab", "system_prompt": "prompt-of-others"});
     keys.client("root-of-other").put("/agents/theirs", theirs).await.ok();
+    // Bob owns nothing any more, but an answer to him is kept.
+    let bob = keys.client("bob");
+    let body = json!({"graph_id": "agent", "name": MARKER});
+    let creation = bob
+        .request(Method::POST, "/assistants")
+        .header("Idempotency-Key", "once");
+    let made = reply(creation.json(&body)).await.ok();
+    let path = format!("/assistants/{}", made["assistant_id"].as_str().expect("an id"));
+    bob.delete(&path).await.ok();
     assert!(is_stored(&server, MARKER).await, "a plain database shows it");
     server.is_stopped().await;
     let deleted = said(&command(&server, &["delete-tenant", "acme"]));

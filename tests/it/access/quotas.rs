@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::Message;
 use super::tenants::values_of;
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
-use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgres, script};
+use crate::support::{TestServer, approval, eventually, lookup, mail, on_both_engines, on_postgres, script};
 
 on_both_engines! {
     a_user_with_too_many_requests_waits_and_others_do_not,
@@ -30,6 +30,8 @@ on_both_engines! {
     a_tenant_that_floods_the_queue_does_not_delay_another,
     a_run_with_a_higher_priority_is_next_in_its_tenant,
     only_developers_operators_and_admins_give_priorities,
+    a_copy_does_not_multiply_a_priority,
+    the_owner_of_a_cron_with_a_priority_stops_it_and_gives_the_priority_to_nothing_else,
     the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills,
     sums_of_days_long_ago_are_deleted,
     an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted,
@@ -377,7 +379,7 @@ async fn an_answer_to_an_interrupt_is_kept_for_the_next_day(server: TestServer) 
     server.is_configured_with("[quotas.per_user]\ntokens_per_day = 1").await;
     let keys = server.is_protected().await;
     let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
-    let text = script().calls(crate::support::mail("m1", "bob")).says("sent");
+    let text = script().calls(mail("m1", "bob")).says("sent");
     ann.says(text).await;
     let approve = json!({"decisions": [{"type": "approve"}]});
     let refused = ann.tries_to_resume(approve.clone()).await;
@@ -467,6 +469,33 @@ async fn a_run_with_a_higher_priority_is_next_in_its_tenant(server: TestServer) 
     assert_eq!(queries(&server), ["at work", "urgent", "usual 1", "usual 2"]);
 }
 
+async fn a_copy_does_not_multiply_a_priority(server: TestServer) {
+    server
+        .is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n")
+        .await;
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let root = Human::at(keys.client("root"), "agent", &ann.thread);
+    let talk = script()
+        .calls(mail("m1", "x"))
+        .calls(lookup("l1", "of the copy"))
+        .says("done");
+    let urgent = root.starts(root.run_body(talk, json!({"priority": 5}))).await;
+    urgent.finishes().await;
+    let copy = ann.client().post(&ann.path("/copy"), json!({})).await.ok();
+    let copy = ann.on(copy["thread_id"].as_str().expect("an id"));
+    let question = copy.question().await;
+    server.tools.hold("lookup");
+    let other = Human::on_new_thread(keys.client("ann"), "agent").await;
+    other.starts(held("at work")).await;
+    server.tools.called("lookup", 1).await;
+    assert_eq!(keys.client("ann").post("/runs", held("usual")).await.status, 200);
+    copy.resolves(&question, approval()).await.ok();
+    server.tools.let_go("lookup");
+    server.tools.called("lookup", 3).await;
+    assert_eq!(queries(&server), ["at work", "usual", "of the copy"]);
+}
+
 async fn only_developers_operators_and_admins_give_priorities(server: TestServer) {
     let keys = server.is_protected().await;
     let with = |priority: i64| {
@@ -512,6 +541,31 @@ async fn only_developers_operators_and_admins_give_priorities(server: TestServer
             .starts_with("priority")
     );
     assert_eq!(keys.client("root").post("/runs", with(-1)).await.status, 422);
+}
+
+async fn the_owner_of_a_cron_with_a_priority_stops_it_and_gives_the_priority_to_nothing_else(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let mut cron = held("x");
+    cron["schedule"] = json!("0 0 1 1 *");
+    let created = ann.post("/runs/crons", cron).await.ok();
+    let path = format!("/runs/crons/{}", created["cron_id"].as_str().expect("an id"));
+    keys.client("operator").patch(&path, json!({"priority": 3})).await.ok();
+    let noted = ann.patch(&path, json!({"metadata": {"note": "mine"}})).await.ok();
+    assert_eq!(noted["metadata"]["note"], "mine");
+    assert_eq!(noted["payload"]["priority"], 3);
+    for more in [
+        json!({"schedule": "* * * * *"}),
+        json!({"input": {"messages": [{"role": "user", "content": "y"}]}}),
+        json!({"priority": 4, "enabled": false}),
+    ] {
+        ann.patch(&path, more).await.refused(403);
+    }
+    assert_eq!(ann.patch(&path, json!({"enabled": false})).await.ok()["enabled"], false);
+    ann.patch(&path, json!({"enabled": true})).await.refused(403);
+    let usual = json!({"enabled": true, "priority": 0, "schedule": "0 0 1 2 *"});
+    assert_eq!(ann.patch(&path, usual).await.ok()["enabled"], true);
+    ann.patch(&path, json!({"priority": 3})).await.refused(403);
 }
 
 async fn the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills(server: TestServer) {

@@ -1,18 +1,28 @@
 //! Sharing: what owners give their tenant by metadata, and that it is no more than that.
 
+use std::time::Duration;
+
+use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use super::tenants::values_of;
+use crate::api::crons::all_are_due;
 use crate::support::client::{Client, reply};
-use crate::support::{Human, Keys, TestServer, approval, mail, on_both_engines, script};
+use crate::support::webhook_receiver::WebhookReceiver;
+use crate::support::{Human, Keys, TestServer, approval, eventually, mail, on_both_engines, script};
 
 on_both_engines! {
     a_thread_that_is_shared_for_reading_is_read_by_the_tenant_and_changed_by_nobody_else,
     who_may_only_read_a_thread_answers_no_question_on_it,
     the_stream_of_a_thread_ends_when_it_is_shared_no_more,
     a_thread_that_is_shared_for_writing_is_continued_by_the_tenant,
+    a_thread_that_is_shared_for_writing_is_deleted_by_its_owner_only,
     a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more,
     a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else,
+    a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run,
+    a_delayed_run_does_not_begin_on_a_thread_that_is_shared_no_more,
+    the_report_of_a_run_has_no_values_of_a_thread_that_is_shared_no_more,
 }
 
 const SHARING: &str = "
@@ -116,6 +126,40 @@ async fn a_thread_that_is_shared_for_writing_is_continued_by_the_tenant(server: 
     stranger.client().post(&stranger.path("/runs"), run).await.refused(404);
 }
 
+async fn a_thread_that_is_shared_for_writing_is_deleted_by_its_owner_only(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "open").await;
+    let bob = beside(&keys, "bob", &ann);
+    bob.says(script().says("from bob")).await;
+    let client = bob.client();
+    client.delete(&bob.path("")).await.refused(404);
+    let runs = bob.runs().await;
+    let path = bob.path(&format!("/runs/{}", runs[0]["run_id"].as_str().expect("an id")));
+    client.delete(&path).await.refused(404);
+    let pruned = client.post("/threads/prune", json!({"thread_ids": [ann.thread]})).await;
+    assert_eq!(pruned.ok()["pruned_count"], 0);
+    client
+        .patch(&bob.path(""), json!({"ttl": {"ttl": 1}}))
+        .await
+        .refused(404);
+    client
+        .patch(&bob.path(""), json!({"metadata": {"note": "x"}}))
+        .await
+        .ok();
+
+    let own = client.post("/assistants", json!({"graph_id": "agent"})).await.ok();
+    let id = own["assistant_id"].as_str().expect("an id");
+    let bob = Human::at(client.clone(), id, &ann.thread);
+    bob.says(script().says("by the assistant of bob")).await;
+    let path = format!("/assistants/{id}?delete_threads=true");
+    let deleted = bob.client().delete(&path).await;
+    assert!(deleted.status < 300, "{deleted:?}");
+    let said = ann.transcript().await;
+    assert_eq!(said.last().expect("a message"), "ai: by the assistant of bob");
+    let deleted = ann.client().delete(&ann.path("")).await;
+    assert!(deleted.status < 300, "{deleted:?}");
+}
+
 async fn a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more(server: TestServer) {
     let keys = shared(&server).await;
     let ann = ann_on(&keys, "open").await;
@@ -156,4 +200,89 @@ async fn a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else(serv
     let stranger = keys.client("root-of-other");
     stranger.get(&path).await.refused(404);
     stranger.post("/runs/wait", run).await.refused(404);
+}
+
+async fn a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = keys.client("ann");
+    let bob = keys.client("bob");
+    let body = json!({"graph_id": "agent", "metadata": {"visibility": "team"}});
+    let made = ann.post("/assistants", body).await.ok();
+    let id = made["assistant_id"].as_str().expect("an id");
+    let message = json!({"role": "user", "content": script().says("done").to_string()});
+    let cron = json!({"assistant_id": id, "schedule": "0 0 1 1 *", "input": {"messages": [message]},
+        "on_run_completed": "keep"});
+    bob.post("/runs/crons", cron).await.ok();
+    all_are_due(&server).await;
+    let threads = async || bob.post("/threads/search", json!({})).await.ok();
+    eventually(async || threads().await[0]["status"] == "idle").await;
+
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    ann.patch(&format!("/assistants/{id}"), metadata).await.ok();
+    all_are_due(&server).await;
+    let root = keys.client("root");
+    let resource = format!("assistant:{id}");
+    eventually(async || {
+        let denied = root.get("/audit?user=bob&outcome=denied").await.ok();
+        values_of(&denied, "resource").contains(&resource)
+    })
+    .await;
+    assert_eq!(threads_of(&bob).await, json!(1));
+}
+
+/// Makes a thread one that nobody else may read.
+async fn is_private(ann: &Human) {
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    ann.client().patch(&ann.path(""), metadata).await.ok();
+}
+
+async fn a_delayed_run_does_not_begin_on_a_thread_that_is_shared_no_more(server: TestServer) {
+    let clock = ManualClock::starting_at(SystemClock.now());
+    server.uses_clock(&clock).await;
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "open").await;
+    ann.says(script().says("hello")).await;
+    let bob = beside(&keys, "bob", &ann);
+    let delay = json!({"after_seconds": 3600, "multitask_strategy": "enqueue"});
+    let own = ann.starts(ann.run_body(script().says("from ann"), delay.clone())).await;
+    let other = bob.starts(bob.run_body(script().says("from bob"), delay.clone())).await;
+    let shared = json!({"graph_id": "agent", "metadata": {"visibility": "team"}});
+    let made = ann.client().post("/assistants", shared).await.ok();
+    let id = made["assistant_id"].as_str().expect("an id");
+    let with_assistant = Human::on_new_thread(keys.client("bob"), id).await;
+    let third = with_assistant.run_body(script().says("by the assistant of ann"), delay);
+    let third = with_assistant.starts(third).await;
+    is_private(&ann).await;
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    ann.client().patch(&format!("/assistants/{id}"), metadata).await.ok();
+    clock.advance(Duration::from_secs(3601));
+    ann.run_of_id(&other.id).finishes().await;
+    ann.run_of_id(&own.id).finishes().await;
+    third.finishes().await;
+    assert_eq!(third.status().await, "error");
+    assert_eq!(ann.run_of_id(&other.id).status().await, "error");
+    assert_eq!(ann.run_of_id(&own.id).status().await, "success");
+    assert_eq!(ann.transcript().await.last().expect("a message"), "ai: from ann");
+    assert!(!ann.state().await.to_string().contains("from bob"));
+}
+
+async fn the_report_of_a_run_has_no_values_of_a_thread_that_is_shared_no_more(server: TestServer) {
+    let receiver = WebhookReceiver::start().await;
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "open").await;
+    ann.says(script().says("for ann alone")).await;
+    let bob = beside(&keys, "bob", &ann);
+    let hook = |path: &str| json!({"webhook": format!("{}{path}", receiver.base), "after_seconds": 3600});
+    let first = bob.starts(bob.run_body(script().says("x"), hook("/first"))).await;
+    ann.run_of_id(&first.id).is_cancelled("interrupt").await.ok();
+    let received = receiver.receives(1).await;
+    assert!(received[0].text.contains("for ann alone"), "{}", received[0].text);
+
+    let second = bob.starts(bob.run_body(script().says("x"), hook("/second"))).await;
+    is_private(&ann).await;
+    ann.run_of_id(&second.id).is_cancelled("interrupt").await.ok();
+    let received = receiver.receives(2).await;
+    assert_eq!(received[1].path, "/second");
+    assert_eq!(received[1].body()["values"], json!({}));
+    assert!(!received[1].text.contains("for ann alone"), "{}", received[1].text);
 }

@@ -14,6 +14,7 @@ on_both_engines! {
     an_admin_deletes_a_user_whose_run_is_at_work,
     a_deleted_user_leaves_nothing_in_the_database,
     who_erases_entries_of_the_audit_is_named_in_it,
+    a_second_key_does_not_hide_who_has_erased_entries_of_the_audit,
     a_user_of_another_tenant_keeps_everything,
     users_neither_export_nor_delete,
     without_authentication_there_are_no_users,
@@ -159,6 +160,36 @@ async fn who_erases_entries_of_the_audit_is_named_in_it(server: TestServer) {
         assert_eq!(values_of(&left, "action"), vec!["users:delete"; times]);
         assert_eq!(values_of(&left, "resource"), vec!["user:root"; times]);
     }
+}
+
+async fn a_second_key_does_not_hide_who_has_erased_entries_of_the_audit(server: TestServer) {
+    let root = server.is_protected().await.client("root");
+    root.thread().await;
+    let body = json!({"name": "second", "user": "shadow", "roles": ["admin"]});
+    let second = root.post("/auth/keys", body).await.ok();
+    let shadow = root.with_key(second["api_key"].as_str().expect("a key"));
+    shadow.delete("/users/root?audit=true").await.ok();
+    let third = json!({"name": "third", "user": "shadow", "roles": ["admin"]});
+    shadow.post("/auth/keys", third).await.ok();
+    root.delete("/users/shadow?audit=true").await.ok();
+    let left = root.get("/audit?limit=100").await.ok();
+    let of = |user: &str| {
+        let mut actions: Vec<String> = vec![];
+        for entry in left.as_array().expect("a list") {
+            if entry["user"] == user {
+                actions.push(entry["action"].as_str().expect("a text").to_owned());
+            }
+        }
+        actions
+    };
+    assert_eq!(of("root"), ["users:delete", "keys:write", "keys:write"], "{left}");
+    assert_eq!(of("shadow"), ["keys:write", "keys:write", "users:delete"], "{left}");
+    let named = json!({"user": "shadow", "roles": ["admin"]});
+    let details = left.as_array().expect("a list").iter().map(|entry| &entry["detail"]);
+    let has_named = details
+        .filter(|detail| detail["user"] == named["user"] && detail["roles"] == named["roles"])
+        .count();
+    assert_eq!(has_named, 2, "{left}");
 }
 
 async fn a_user_of_another_tenant_keeps_everything(server: TestServer) {

@@ -52,6 +52,7 @@ mod shared_state;
 mod skills;
 mod state_fields;
 mod state_writes;
+pub(crate) mod stored_questions;
 mod structured_responses;
 mod subagents;
 mod summarization;

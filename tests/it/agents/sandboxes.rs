@@ -8,6 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use adjutant::shutdown::Shutdown;
+use axum::http::header::IF_MATCH;
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
@@ -131,6 +134,10 @@ fn read(id: &str, path: &str) -> Value {
     call(id, "read_file", json!({"file_path": path}))
 }
 
+fn delete(id: &str, path: &str) -> Value {
+    call(id, "delete", json!({"file_path": path}))
+}
+
 on_both_engines! {
     commands_and_file_tools_work_in_the_sandbox_of_the_thread,
     a_long_line_in_a_sandbox_is_found_and_read_to_its_end,
@@ -145,7 +152,8 @@ on_both_engines! {
     output_of_a_command_in_a_sandbox_is_streamed,
     a_command_in_a_sandbox_that_was_running_at_a_kill_is_asked_about_and_is_dead,
     a_cancelled_run_ends_its_command_in_the_sandbox,
-    a_file_that_a_command_has_changed_is_read_again_before_it_is_edited,
+    a_file_that_a_command_has_changed_is_read_again_before_it_is_edited_or_deleted,
+    a_file_that_changes_after_it_was_compared_is_not_deleted,
     a_service_that_cannot_be_used_is_a_clear_result,
     a_sandbox_is_for_definitions_in_files,
     a_configuration_with_sandboxes_is_checked,
@@ -170,7 +178,7 @@ async fn commands_and_file_tools_work_in_the_sandbox_of_the_thread(server: TestS
             json!({"file_path": "/sub/b.txt", "old_string": "by tool", "new_string": "by edit"}),
         ),
         sh("c9", "cat sub/b.txt"),
-        call("c10", "delete", json!({"file_path": "/sub"})),
+        delete("c10", "/sub"),
         call("c11", "ls", json!({"path": "/sub"})),
         read("c12", "/none.txt"),
         read("c13", "/../etc/passwd"),
@@ -510,7 +518,7 @@ async fn a_cancelled_run_ends_its_command_in_the_sandbox(server: TestServer) {
     assert_eq!(lines, "x\n");
 }
 
-async fn a_file_that_a_command_has_changed_is_read_again_before_it_is_edited(server: TestServer) {
+async fn a_file_that_a_command_has_changed_is_read_again_before_it_is_edited_or_deleted(server: TestServer) {
     let Some(_service) = set_up(&server).await else { return };
     let edit = |id: &str| {
         call(
@@ -529,11 +537,47 @@ async fn a_file_that_a_command_has_changed_is_read_again_before_it_is_edited(ser
             "edit_file",
             json!({"file_path": "/a.txt", "old_string": "one\n", "new_string": "two\n"}),
         ),
-        sh("c6", "cat a.txt"),
+        sh("c6", "cat a.txt; echo more >> a.txt"),
+        delete("c7", "/a.txt"),
+        read("c8", "/a.txt"),
+        delete("c9", "/a.txt"),
+        call("c10", "ls", json!({"path": "/"})),
     ];
     let said = results(&server, "worker", calls).await;
     assert!(said[2].contains("has been changed by someone else"), "{}", said[2]);
     assert_eq!(said[5], "execute: two\none more\n[Command succeeded with exit code 0]");
+    assert!(said[6].contains("has been changed by someone else"), "{}", said[6]);
+    assert_eq!(said[8], "delete: Deleted /a.txt");
+    assert!(!said[9].contains("a.txt"), "{}", said[9]);
+}
+
+/// Answers as a service that has one file, which somebody changes after each request that reads it.
+async fn serve_a_changing_file(method: Method, uri: Uri, headers: HeaderMap) -> Response {
+    // The `ETag` of the content `mine`.
+    let known = "\"3fd30542fe3f61b14bd4a4b2dc0b6fb30fa6f63ebce52dd1778aaa8c4dc02cff\"";
+    let part = uri.path().split('/').nth(3);
+    match (&method, part) {
+        (&Method::GET, Some("entries")) => {
+            Json(json!({"entries": [{"path": "/a.txt", "type": "file"}]})).into_response()
+        }
+        (&Method::GET, Some("files")) => "mine".into_response(),
+        (&Method::DELETE, Some("files")) if headers.get(IF_MATCH).is_some_and(|tag| tag == known) => {
+            (StatusCode::PRECONDITION_FAILED, Json(json!({"code": "changed"}))).into_response()
+        }
+        _ => StatusCode::NO_CONTENT.into_response(),
+    }
+}
+
+async fn a_file_that_changes_after_it_was_compared_is_not_deleted(server: TestServer) {
+    let shutdown = Shutdown::new(Duration::from_secs(1));
+    let router = Router::new().fallback(serve_a_changing_file);
+    let base = starts_service("sandbox service", router, &shutdown).await;
+    server.is_configured_with(&agents(&base, TOKEN)).await;
+    let calls = vec![read("c1", "/a.txt"), delete("c2", "/a.txt")];
+    let said = results(&server, "worker", calls).await;
+    assert!(said[0].ends_with("mine"), "{}", said[0]);
+    assert!(said[1].contains("has been changed by someone else"), "{}", said[1]);
+    shutdown.force();
 }
 
 async fn a_service_that_cannot_be_used_is_a_clear_result(server: TestServer) {

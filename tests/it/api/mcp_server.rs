@@ -20,6 +20,7 @@ on_both_engines! {
     a_server_that_stops_ends_calls_and_no_runs,
     the_run_of_a_call_whose_server_is_killed_is_cancelled,
     callers_have_the_agents_and_threads_that_are_theirs,
+    an_approver_does_not_learn_the_answer_of_the_thread_of_another,
 }
 
 without_postgres! {
@@ -461,6 +462,44 @@ async fn callers_have_the_agents_and_threads_that_are_theirs(server: TestServer)
         .await;
     assert_eq!(message["result"]["isError"], true, "{message}");
     assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+}
+
+async fn an_approver_does_not_learn_the_answer_of_the_thread_of_another(server: TestServer) {
+    const AGENT: &str = "
+[agents.guarded]
+model = \"scripted:lab\"
+system_prompt = \"x\"
+tools = [\"send_email\"]
+interrupt_on = { send_email = { allowed_decisions = [\"approve\"], approvers = { users = [\"bob\"] } } }
+";
+    let keys = server.is_protected_with("", AGENT).await;
+    let talk = script().calls(mail("m1", "x")).says("for ann alone");
+    let ann = keys.client("ann");
+    let asked = called(&ann, "guarded", says(talk)).await;
+    let structured = &asked["structuredContent"];
+    let thread = structured["thread_id"].as_str().expect("an id");
+    let found = ann.get(&format!("/threads/{thread}/interrupts")).await.ok();
+    let interrupt = found["interrupts"][0]["id"].as_str().expect("an id");
+    let state = json!({"thread_id": thread, "run_id": structured["run_id"]});
+    let answered = json!({"name": "guarded", "requestState": state.to_string(),
+        "inputResponses": {interrupt: {"action": "accept", "content": {"decision": "approve"}}}});
+    let bob = keys.client("bob");
+    let (message, _) = Messages::of(stateless(&bob, "tools/call", answered, &json!({"elicitation": {}})))
+        .await
+        .result()
+        .await;
+    assert_eq!(message["result"]["isError"], true, "{message}");
+    assert!(!message.to_string().contains("for ann alone"), "{message}");
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+
+    // The endpoint for approvers takes the answer, and shows nothing else.
+    let path = format!("/threads/{thread}/interrupts/{interrupt}/resolve");
+    let body = json!({"decisions": [{"type": "approve"}]});
+    let resolved = bob.post(&path, body).await.ok();
+    assert!(!resolved.to_string().contains("for ann alone"), "{resolved}");
+    eventually(async || server.tools.keys_of("send_email") == ["m1"]).await;
+    let run = resolved["run_id"].as_str().expect("an id");
+    ann.get(&format!("/threads/{thread}/runs/{run}/join")).await.ok();
 }
 
 async fn a_session_is_of_one_client(server: TestServer) {

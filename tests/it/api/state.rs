@@ -146,6 +146,7 @@ async fn the_history_at_a_checkpoint_is_this_checkpoint(server: TestServer) {
         }
         client.post(&alice.path("/history"), body).await.ok()
     };
+    assert!(after_one.len() > 1, "{after_one:#?}");
     for state in &after_one {
         let id = json!({"checkpoint_id": state["checkpoint_id"]});
         for checkpoint in [&state["checkpoint"], &id] {
@@ -179,7 +180,9 @@ async fn the_state_at_any_checkpoint_can_be_read(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("one").await;
     alice.says("two").await;
-    for state in alice.history().await {
+    let history = alice.history().await;
+    assert!(history.len() > 3, "{history:#?}");
+    for state in history {
         let id = state["checkpoint_id"].as_str().unwrap();
         assert_eq!(client.get(&alice.path(&format!("/state/{id}"))).await.ok(), state);
         let body = json!({"checkpoint": {"checkpoint_id": id, "checkpoint_ns": ""}});

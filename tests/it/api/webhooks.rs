@@ -53,6 +53,7 @@ async fn clocked(server: &TestServer) -> ManualClock {
 on_both_engines! {
     a_webhook_receives_the_run_and_its_values,
     a_webhook_receives_errors_and_interrupts,
+    an_address_is_shown_without_what_may_be_a_secret_in_it,
     a_delivery_is_signed_and_has_the_configured_headers,
     a_failed_delivery_is_retried_with_backoff,
     a_failed_delivery_can_be_repeated,
@@ -83,6 +84,24 @@ async fn a_webhook_receives_the_run_and_its_values(server: TestServer) {
         assert!(record.as_object_mut().unwrap().remove(counted).is_some(), "{counted}");
     }
     assert_eq!(told, record);
+}
+
+async fn an_address_is_shown_without_what_may_be_a_secret_in_it(server: TestServer) {
+    let receiver = WebhookReceiver::start().await;
+    let alice = server.human("agent").await;
+    let address = format!("{}/hook?token=secret", receiver.base).replace("://", "://ann:secret@");
+    let shown = format!("{}/hook?***", receiver.base).replace("://", "://***@");
+    let hook = json!({"webhook": address});
+    let run = alice.starts(alice.run_body("hello", hook)).await;
+    let heard = receiver.receives(1).await.remove(0);
+    assert_eq!(heard.path.as_str(), "/hook?token=secret");
+    assert_eq!(run.record().await["kwargs"]["webhook"], shown.as_str());
+    let delivery = becomes(&server.client(), "delivered", 1).await;
+    assert_eq!(delivery["url"], shown.as_str());
+    // No report could be sent to the address that is shown.
+    let again = alice.run_body("hello", json!({"webhook": shown}));
+    let refused = server.client().post(&alice.path("/runs"), again).await.refused(422);
+    assert!(refused.starts_with("webhook: "), "{refused}");
 }
 
 async fn a_webhook_receives_errors_and_interrupts(server: TestServer) {

@@ -4,8 +4,9 @@ use serde_json::json;
 use sqlx::raw_sql;
 
 use super::rented_postgres::runs_command;
+use crate::agents::stored_questions::ASKED;
 use crate::support::actors::Human;
-use crate::support::{TestServer, lookup, on_both_engines, on_postgres, script};
+use crate::support::{TestServer, lookup, mail, on_both_engines, on_postgres, script};
 
 on_both_engines! {
     a_new_database_has_rows_in_the_short_form_at_once,
@@ -13,6 +14,7 @@ on_both_engines! {
 
 on_postgres! {
     rows_are_readable_for_the_former_release_until_the_upgrade_is_finished,
+    questions_are_stored_everywhere_for_a_release_that_reads_only_short_texts,
     an_upgrade_is_not_finished_while_a_server_of_the_former_release_is_at_work,
     a_server_of_the_former_release_changes_no_run_after_the_end_of_an_upgrade,
 }
@@ -25,7 +27,7 @@ const FORMER_LEASE: &str =
 async fn is_of_the_former_release(server: &TestServer) {
     // One after the other: the server uses the tables in any order.
     for table in ["workers", "jobs", "runs"] {
-        let sql = format!("alter table {table} drop constraint reads_short_texts");
+        let sql = format!("alter table {table} drop constraint reads_questions_once");
         server.executes_sql(&sql).await;
     }
     server.is_stopped_and_started_again().await;
@@ -67,6 +69,41 @@ async fn rows_are_readable_for_the_former_release_until_the_upgrade_is_finished(
     assert_eq!(alice.transcript().await.len(), 2 * runs.len());
     let (_, said) = runs_command("doctor", &url);
     assert!(!said.contains("--finish"), "{said}");
+}
+
+async fn questions_are_stored_everywhere_for_a_release_that_reads_only_short_texts(server: TestServer) {
+    let asking = || script().calls(mail("m1", "bob")).says("sent");
+    let alice = server.human("agent").await;
+    is_of_the_former_release(&server).await;
+    // A finished upgrade to that release leaves these.
+    for (table, condition) in [
+        ("workers", "substr(worker_id::text, 15, 1) = '8'"),
+        ("jobs", "substr(worker::text, 15, 1) = '8'"),
+        ("runs", "status <> 'running' or substr(worker::text, 15, 1) = '8'"),
+    ] {
+        let sql = format!("alter table {table} add constraint reads_short_texts check ({condition}) not valid");
+        server.executes_sql(&sql).await;
+    }
+    server.is_stopped_and_started_again().await;
+    alice.says(asking()).await;
+    assert_eq!(
+        server.occurrences_in_database(ASKED).await,
+        3,
+        "in the row of the interrupt, the position and the event"
+    );
+    let (_, said) = runs_command("doctor", &server.database_url());
+    assert!(said.contains("`adjutant migrate --finish`"), "{said}");
+    let (is_done, said) = runs_command("migrate --finish", &server.database_url());
+    assert!(is_done, "{said}");
+    server.is_stopped_and_started_again().await;
+
+    let bob = server.human("agent").await;
+    bob.says(asking()).await;
+    assert_eq!(server.occurrences_in_database(ASKED).await, 3 + 1);
+    for human in [alice, bob] {
+        human.approves(&human.question().await).await.finishes().await;
+        assert_eq!(human.transcript().await.last().unwrap(), "ai: sent");
+    }
 }
 
 async fn an_upgrade_is_not_finished_while_a_server_of_the_former_release_is_at_work(server: TestServer) {
@@ -115,7 +152,7 @@ async fn a_server_of_the_former_release_changes_no_run_after_the_end_of_an_upgra
         let refused = raw_sql(claim).execute(&mut beside).await;
         let error = refused.expect_err("it is refused").to_string();
         assert!(
-            error.contains("violates check constraint \"reads_short_texts\""),
+            error.contains("violates check constraint \"reads_questions_once\""),
             "{error}"
         );
     }

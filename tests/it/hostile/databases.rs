@@ -153,6 +153,38 @@ async fn a_thread_that_cannot_be_swept_in_time_does_not_keep_others() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_behind_more_than_a_sweep_passes_over_are_swept() {
+    play(Engine::Postgres, async |server: TestServer| {
+        server.sweeps_often();
+        is_impatient(&server, 0.5).await;
+        let client = server.client();
+        let mut kept = vec![];
+        for _ in 0..5 {
+            let human = server.human("agent").await;
+            human.says("hello").await;
+            kept.push(human);
+        }
+        // The deletions of the threads wait for their runs.
+        let other = begins_with(&server, "begin; select 1 from runs for update").await;
+        let soon = json!({"ttl": {"ttl": 0.001, "strategy": "delete"}});
+        for human in &kept {
+            client.patch(&human.path(""), soon.clone()).await.ok();
+        }
+        let later = client.post("/threads", soon).await.ok();
+        let path = format!("/threads/{}", later["thread_id"].as_str().expect("an id"));
+        eventually(async || client.get(&path).await.status == 404).await;
+        for human in &kept {
+            client.get(&human.path("")).await.ok();
+        }
+        is_freed(other).await;
+        for human in &kept {
+            eventually(async || client.get(&human.path("")).await.status == 404).await;
+        }
+    })
+    .await;
+}
+
 /// Has the crons locked while requests read them, checks that those do not delay bob, who has one thread, and returns their
 /// answers.
 async fn bob_is_not_delayed_by<T>(requests: impl Future<Output = T>, server: &TestServer, bob: &Client) -> T {

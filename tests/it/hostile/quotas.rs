@@ -89,6 +89,7 @@ async fn a_full_queue_refuses_runs_until_there_is_room(server: TestServer) {
         .await;
     assert_eq!(refusal.status, 429, "{refusal:?}");
     assert_eq!(&refusal.body["code"], &json!("queue_full"), "{refusal:?}");
+    assert_eq!(&refusal.body["limit"], &json!("max_queued_runs"), "{refusal:?}");
     assert!(refusal.headers.contains_key("retry-after"));
     let run_body = || json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}});
     assert_eq!(

@@ -40,6 +40,14 @@ async fn serve(method: Method, uri: Uri) -> Response {
     let once = |text: String| events(stream::iter([text]));
     match (way, part) {
         ("silent" | "uncreated", _) => std::future::pending().await,
+        ("dripping", "entries") => {
+            let ticks = tokio::time::interval(Duration::from_millis(100));
+            let drops = stream::unfold(ticks, |mut ticks| async move {
+                ticks.tick().await;
+                Some((" ".to_owned(), ticks))
+            });
+            events(drops)
+        }
         ("nonsense", "commands") => once(event("end", "nonsense")),
         ("nonsense", _) => "nonsense".into_response(),
         ("deep", "commands") => once(event("output", &deep)),
@@ -87,7 +95,7 @@ const UNKNOWN: &str = "The command may have run";
 const NOT_RUN: &str = "the command was not run";
 
 /// The ways of services, each with two parts of the result of a command and a part of that of a search.
-const CASES: [(&str, &str, &str, &str); 15] = [
+const CASES: [(&str, &str, &str, &str); 16] = [
     ("silent", "nothing arrived for 1 s", UNKNOWN, "nothing arrived for 1 s"),
     (
         "uncreated",
@@ -148,6 +156,12 @@ const CASES: [(&str, &str, &str, &str); 15] = [
         "entries that were not asked for",
     ),
     (
+        "dripping",
+        "answered with status 500",
+        UNKNOWN,
+        "did not answer within 2 s",
+    ),
+    (
         "broken",
         "answered with status 500",
         UNKNOWN,
@@ -165,8 +179,9 @@ async fn a_sandbox_service_that_misbehaves_is_a_clear_result(server: TestServer)
     let agents: String = CASES
         .iter()
         .map(|(way, ..)| {
+            let time = if *way == "dripping" { 2 } else { 20 };
             format!(
-                "[sandboxes.{way}]\nurl = \"{base}/{way}\"\ntimeout_s = 20\n\
+                "[sandboxes.{way}]\nurl = \"{base}/{way}\"\ntimeout_s = {time}\n\
                  [agents.{way}_lab]\nmodel = \"scripted:lab\"\nexecute = true\n\
                  workspace = {{ kind = \"sandbox\", sandbox = \"{way}\" }}\n"
             )
@@ -184,6 +199,7 @@ async fn a_sandbox_service_that_misbehaves_is_a_clear_result(server: TestServer)
         let calls = [
             call("c1", "execute", command),
             call("c2", "glob", json!({"pattern": "**"})),
+            call("c3", "ls", json!({"path": "/"})),
         ];
         let plan = calls.into_iter().fold(script(), Script::calls).says("done");
         let begun = Instant::now();
@@ -193,7 +209,9 @@ async fn a_sandbox_service_that_misbehaves_is_a_clear_result(server: TestServer)
         for expected in [of_command, about_command] {
             assert!(said[2].contains(expected), "{way}: {expected}: {}", said[2]);
         }
-        assert!(said[4].contains(of_search), "{way}: {of_search}: {}", said[4]);
+        for listed in [&said[4], &said[6]] {
+            assert!(listed.contains(of_search), "{way}: {of_search}: {listed}");
+        }
         assert!(said[2].len() < 110_000 && said[4].len() < 2_000, "{way}");
         assert!(!said[2].contains('\u{1b}'), "{way}");
     }

@@ -553,6 +553,38 @@ fn every_file_that_a_document_names_exists() {
     assert!(missing.is_empty(), "{}", missing.join("\n"));
 }
 
+/// Returns the script of the repository that a command runs, and the options that it gives to it.
+fn script_with_options(command: &str) -> Option<(&str, Vec<&str>)> {
+    let is_script = |word: &&str| {
+        let is_python = Path::new(word).extension().is_some_and(|end| end == "py");
+        is_python && FOLDERS.iter().any(|folder| word.starts_with(folder))
+    };
+    let mut words = command.split_whitespace().take_while(|word| *word != "#");
+    let script = words.find(is_script)?;
+    let options = words.filter(|word| word.starts_with("--"));
+    Some((script, options.collect()))
+}
+
+#[test]
+fn every_option_that_a_document_gives_to_a_script_exists() {
+    let mut count = 0;
+    let mut unknown = vec![];
+    for document in documents() {
+        let blocks = document.blocks();
+        let shell = blocks.iter().filter(|block| block.language == "sh");
+        let shell = shell.flat_map(|block| block.text.lines());
+        let quoted = document.prose().flat_map(|line| line.split('`').skip(1).step_by(2));
+        for (script, options) in shell.chain(quoted).filter_map(script_with_options) {
+            let text = Document::read(script).text;
+            count += options.len();
+            let missing = options.iter().filter(|option| !text.contains(&format!("\"{option}\"")));
+            unknown.extend(missing.map(|option| format!("{}: {script} {option}", document.path)));
+        }
+    }
+    assert!(count > 10, "{count} options are given");
+    assert!(unknown.is_empty(), "{}", unknown.join("\n"));
+}
+
 #[test]
 fn every_test_that_a_promise_names_exists() {
     let mut files = vec![];

@@ -64,31 +64,50 @@ fn quoted(text: &str) -> Option<&str> {
     text.split('"').nth(1)
 }
 
-/// The files and folders outside of `src` that the sources read when they are compiled.
-fn needed_at_compile_time() -> BTreeSet<PathBuf> {
+/// The sources, each with its path below the root.
+fn sources() -> Vec<(PathBuf, String)> {
     let mut files = vec![];
     collect(&root().join("src"), &mut files);
-    let mut needed = BTreeSet::new();
-    for file in files {
-        let text = fs::read_to_string(&file).expect("text");
-        let beside = file
-            .strip_prefix(root())
-            .expect("it is inside")
-            .parent()
-            .expect("a folder");
+    let read = files.iter().map(|file| {
+        let path = file.strip_prefix(root()).expect("it is inside");
+        (path.to_owned(), fs::read_to_string(file).expect("text"))
+    });
+    read.collect()
+}
+
+/// The folders that a source embeds whole.
+fn embedded_folders(text: &str) -> impl Iterator<Item = PathBuf> {
+    let paths = text.split("#[folder = ").skip(1).filter_map(quoted);
+    paths.map(|path| plain(Path::new(path)))
+}
+
+/// The files and folders outside of `src` that the sources read when they are compiled.
+fn needed_at_compile_time() -> BTreeSet<PathBuf> {
+    let mut needed = BTreeSet::from([PathBuf::from("build.rs")]);
+    for (file, text) in sources() {
+        let beside = file.parent().expect("a folder");
         // Relative to the file. `concat!` begins with the part that all paths share.
         for word in ["include_str!(", "include_bytes!("] {
             let paths = text.split(word).skip(1).filter_map(quoted);
             needed.extend(paths.map(|path| plain(&beside.join(path))));
         }
-        // Relative to the manifest.
-        for word in ["include_dir!(", "#[folder = "] {
-            let paths = text.split(word).skip(1).filter_map(quoted);
-            needed.extend(paths.map(|path| plain(Path::new(&path.replace("$CARGO_MANIFEST_DIR/", "")))));
-        }
+        needed.extend(embedded_folders(&text));
     }
     needed.retain(|path| !path.starts_with("src"));
     needed
+}
+
+#[test]
+fn a_new_file_in_an_embedded_folder_has_the_program_built_again() {
+    let script = read("build.rs");
+    let watched: Vec<&Path> = script.split('"').skip(1).step_by(2).map(Path::new).collect();
+    let all = sources();
+    let folders: BTreeSet<PathBuf> = all.iter().flat_map(|(_, text)| embedded_folders(text)).collect();
+    assert!(folders.len() > 2, "{folders:?}");
+    for folder in folders {
+        let is_watched = watched.iter().any(|known| folder.starts_with(known));
+        assert!(is_watched, "build.rs does not name {}", folder.display());
+    }
 }
 
 #[test]

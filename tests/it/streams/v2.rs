@@ -549,6 +549,7 @@ async fn too_many_streams_are_refused(server: TestServer) {
     let opens = async || server.client().post(&path, json!({"channels": ["values"]})).await;
     let refused = opens().await;
     assert_eq!(refused.body["code"], "too_many_streams");
+    assert_eq!(refused.body["limit"], "max_streams_per_thread");
     assert!(refused.refused(429).starts_with("This thread has 2 open streams"));
     drop(first);
     let client = server.client();

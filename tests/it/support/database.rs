@@ -41,6 +41,19 @@ impl TestServer {
         }
     }
 
+    /// Returns how often a text without quotes is in what is stored of threads and runs.
+    pub(crate) async fn occurrences_in_database(&self, text: &str) -> i64 {
+        let sql = format!(
+            "select cast(coalesce(sum(length(found) - length(replace(found, '{text}', ''))), 0) / {} as bigint) from (\
+             select writes || position || coalesce(before, '') as found from checkpoints \
+             union all select body from events \
+             union all select interrupt || coalesce(resolution, '') || coalesce(before, '') from interrupts \
+             union all select request || cast(metadata as text) || coalesce(error, '') from runs) texts",
+            text.len()
+        );
+        self.number_in_database(&sql).await
+    }
+
     /// Returns the number that a query finds in the database.
     pub(crate) async fn number_in_database(&self, sql: &str) -> i64 {
         let url = self.database_url();

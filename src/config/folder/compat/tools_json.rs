@@ -13,7 +13,7 @@ use crate::config::folder::entry::FolderEntry;
 use crate::config::folder::{Search, servers};
 use crate::config::problem::Positions;
 use crate::definition::FieldPath;
-use crate::definition::check::address_problem;
+use crate::definition::words::address_problem;
 
 /// The maximum length of a generated server name.
 const MAX_NAME_CHARS: usize = 32;

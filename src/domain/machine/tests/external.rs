@@ -480,3 +480,80 @@ fn a_jump_to_running_tools_continues_them() {
     assert_eq!(machine.call_status(0), Some(&CallStatus::Started));
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
 }
+
+#[test]
+fn no_two_questions_of_a_step_have_the_same_id() {
+    let mut machine = machine_at(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
+    let again = Destination::Hook(HookPoint::AfterModel, 0);
+    let first = machine.hook_asked(&plan(), vec![question()]).remove(0);
+    assert!(machine.resolve(&first.id, json!("yes")));
+    // Without a write there is no checkpoint, so the tasks are the same.
+    assert_eq!(machine.hook_done(&plan(), Update::none(), None, id()), None);
+    machine.jump_to(&plan(), &again);
+    let second = machine.hook_asked(&plan(), vec![question()]).remove(0);
+    machine.jump_to(&plan(), &again);
+    let third = machine.hook_asked(&plan(), vec![question()]).remove(0);
+    assert_eq!([first.task, second.task], [third.task, third.task]);
+    assert_ne!(first.id, second.id);
+    assert_ne!(second.id, third.id);
+    assert_ne!(first.id, third.id);
+
+    machine.model_done(&plan(), Message::ai("done"), Update::none(), id());
+    assert_eq!(machine.position.questions, 0, "the next step has other tasks");
+}
+
+#[test]
+fn a_step_that_is_carried_on_uses_no_id_again() {
+    let mut machine = in_tools(&["a", "b"]);
+    let child = RunId::mint();
+    machine.set_call_status(1, CallStatus::Delegated { child, parked: true });
+    let first = machine.call_asked(0, vec![question()]).remove(0);
+    machine.resolve(&first.id, json!("yes"));
+    machine.position.asked.clear();
+    machine.carry_on(id());
+    let second = machine.call_asked(0, vec![question()]).remove(0);
+    assert_eq!(first.task, second.task);
+    assert_ne!(first.id, second.id);
+}
+
+#[test]
+fn branches_that_carry_the_same_step_on_ask_under_different_ids() {
+    let mut machine = in_tools(&["a", "b"]);
+    for at in [0, 1] {
+        machine.call_asked(at, vec![question()]);
+    }
+    let mut other = machine.clone();
+    let [first, second] = [(&mut machine, 0), (&mut other, 1)].map(|(branch, at)| {
+        branch.carry_on(id());
+        let open = branch.position.asked[at].id.clone();
+        assert!(branch.resolve(&open, json!("yes")));
+        branch.call_asked(0, vec![question()]).remove(0)
+    });
+    assert_eq!(first.task, second.task);
+    assert_ne!(first.id, second.id);
+}
+
+#[test]
+fn an_answer_whose_question_is_lost_has_no_effect() {
+    let mut machine = in_tools(&["a", "b", "c"]);
+    let asked: Vec<Interrupt> = (0..3)
+        .map(|at| machine.call_asked(at, vec![question()]).remove(0))
+        .collect();
+    for answered in &asked[..2] {
+        assert!(machine.resolve(&answered.id, json!("yes")));
+    }
+    for at in [0, 2] {
+        machine.position.asked[at] = machine.position.asked[at].without_question();
+    }
+    assert_eq!(machine.position.remove_lost_answers(), [asked[0].id.clone()]);
+    let left: Vec<&InterruptId> = machine.position.asked.iter().map(|asked| &asked.id).collect();
+    assert_eq!(left, [&asked[1].id, &asked[2].id]);
+    // The answer may have been that the call must not be repeated.
+    assert_eq!(machine.call_status(0), Some(&CallStatus::Started));
+    assert_eq!(machine.call_status(1), Some(&CallStatus::Ready));
+    assert_eq!(
+        machine.call_status(2),
+        Some(&CallStatus::Asking),
+        "nobody can answer it"
+    );
+}

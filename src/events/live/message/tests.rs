@@ -162,6 +162,26 @@ fn a_chunk_that_is_too_large_is_left_out_of_its_range() {
 }
 
 #[test]
+fn a_part_counts_with_its_line_and_as_long_as_it_is_when_sealed() {
+    let thread = Thread::new();
+    let last = i64::from(u32::MAX);
+    let events = [thread.delta(last, Chunk::Text("x".repeat(3_000)))];
+    let (parts, _) = parts_of(ThreadId::mint(), last - 1, &events, MAX_CHUNKS);
+    let texts = pack(&parts);
+    let ([part], [text]) = (parts.as_slice(), texts.as_slice()) else {
+        panic!("{} parts in {} texts", parts.len(), texts.len());
+    };
+    let bytes = part.sent_bytes(false);
+    assert!(
+        text.len() <= bytes && bytes < text.len() + 8,
+        "{} of {bytes}",
+        text.len()
+    );
+    assert!(part.sent_bytes(true) > part.text.len() / 3 * 4 + 64);
+    assert!(part.sent_bytes(true) < MAX_TEXT);
+}
+
+#[test]
 fn a_stored_event_says_whose_answers_it_ends() {
     let mut thread = Thread::new();
     let lane = thread.origin.lane;

@@ -26,7 +26,7 @@ pub use mode::{Modes, StreamMode};
 use step_starts::SeenStarts;
 use steps::Steps;
 use trace_records::TracedRun;
-use values::{UpdateOrEmpty, UpdateOrNull};
+use values::UpdateOrEmpty;
 
 mod agent;
 mod answer;
@@ -413,7 +413,7 @@ impl V1Presenter {
         }
         agent.advance(entry);
         self.note_head(agent);
-        let changed = entry.writes.iter().any(|update| !UpdateOrNull(update).is_empty());
+        let changed = entry.writes.iter().any(|update| !update.shows_nothing());
         if changed && self.modes.has(StreamMode::Values) {
             out.extend(values::values(agent));
         }

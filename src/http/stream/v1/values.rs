@@ -17,11 +17,6 @@ const INTERRUPT: &str = "__interrupt__";
 pub(super) struct UpdateOrNull<'a>(pub &'a Update);
 
 impl UpdateOrNull<'_> {
-    /// Returns true if clients see nothing of the update.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.messages.is_empty() && self.0.files.is_empty() && self.0.fields.keys().all(|name| self.0.hides(name))
-    }
-
     fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Update {
             messages,
@@ -45,7 +40,7 @@ impl UpdateOrNull<'_> {
 
 impl Serialize for UpdateOrNull<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.is_empty() {
+        if self.0.shows_nothing() {
             serializer.serialize_none()
         } else {
             self.write(serializer)

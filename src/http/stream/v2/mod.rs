@@ -26,7 +26,7 @@ pub use filter::{Channel, Filter, whole_number};
 pub use frame_writer::{FRAMES, StreamFilter, V2Frame};
 use frame_writer::{FrameId, FrameSource, FrameWriter};
 pub use replay::Replay;
-use values::{StreamedValues, Writes};
+use values::StreamedValues;
 
 mod agent;
 mod filter;
@@ -476,7 +476,7 @@ impl V2Presenter {
 
 /// Returns whether clients see something of what a step has written. The state after it is sent then.
 pub fn shows_change(entry: &Entry) -> bool {
-    entry.writes.iter().any(|update| !Writes(update).is_empty())
+    entry.writes.iter().any(|update| !update.shows_nothing())
 }
 
 /// A custom event of a tool or middleware, with its `name` if it has one. For an object of only `name` and `payload`,

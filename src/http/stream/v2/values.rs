@@ -34,19 +34,6 @@ impl Serialize for StreamedValues<'_> {
 /// The writes of a step.
 pub(super) struct Writes<'a>(pub &'a Update);
 
-impl Writes<'_> {
-    /// Returns true if clients see nothing of the writes.
-    pub(super) fn is_empty(&self) -> bool {
-        let Update {
-            messages,
-            files,
-            fields,
-            rules: _,
-        } = self.0;
-        messages.is_empty() && files.is_empty() && fields.keys().all(|name| self.0.hides(name))
-    }
-}
-
 impl Serialize for Writes<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Update {

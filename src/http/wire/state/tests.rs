@@ -183,6 +183,7 @@ fn asked(task: TaskId, status: InterruptState) -> (TaskId, InterruptRecord) {
         asker: InterruptSource::Call("call_1".into()),
         question: Arc::new(question),
         answer: None,
+        is_inline: false,
     };
     let asked = InterruptRecord {
         interrupt,

@@ -105,28 +105,59 @@ fn lock(directory: &Dir, path: &str) -> Result<std::fs::File, String> {
     }
 }
 
-/// Deletes these files, and then the directories at and below `path` that are empty. Symbolic links are deleted, not
-/// what they lead to. Returns whether there was anything.
-pub(super) fn delete(dir: &Dir, path: &str, files: &[String]) -> Result<bool, String> {
-    for file in files {
-        let real = resolve(dir, file, false)?;
-        match dir.remove_file(relative(&real)) {
-            Ok(()) => {}
-            Err(error) if is_absent(&error) => {}
-            Err(error) => return Err(error_text(file, &error)),
+/// The deletion of a file, or of a directory.
+pub(super) struct Deletion {
+    pub(super) path: String,
+    /// The files at and below the path.
+    pub(super) files: Vec<String>,
+    /// The file at the path, as it has to be still; none if its content does not matter.
+    pub(super) before: Option<File>,
+    pub(super) max_bytes: usize,
+}
+
+impl Deletion {
+    /// Deletes the files, and then the directories at and below the path that are empty. Symbolic links are deleted, not
+    /// what they lead to. Returns whether there was anything.
+    pub(super) fn delete(&self, dir: &Dir) -> Result<bool, String> {
+        let Self { path, files, .. } = self;
+        for file in files {
+            let real = resolve(dir, file, false)?;
+            let before = self.before.as_ref().filter(|_| file == path);
+            // Held until the file is deleted.
+            let _lock = before.map(|before| self.lock(dir, &real, before)).transpose()?;
+            match dir.remove_file(relative(&real)) {
+                Ok(()) => {}
+                Err(error) if is_absent(&error) => {}
+                Err(error) => return Err(error_text(file, &error)),
+            }
+        }
+        let real = resolve(dir, path, false)?;
+        let is_dir = dir.symlink_metadata(relative(&real)).is_ok_and(|found| found.is_dir());
+        if is_dir {
+            remove_directories(dir, &real);
+            if real != "/" && dir.symlink_metadata(relative(&real)).is_ok() {
+                return Err(format!(
+                    "Error: '{path}' still has files: some were written in the meantime or cannot be deleted"
+                ));
+            }
+        }
+        Ok(is_dir || !files.is_empty())
+    }
+
+    /// Locks the directory of the file at `real`, and checks that the file is still `before` unless it has gone.
+    /// [`Change::write`] waits for the lock, so no such write comes in between.
+    fn lock(&self, dir: &Dir, real: &str, before: &File) -> Result<std::fs::File, String> {
+        let (parent, _) = real.rsplit_once('/').unwrap_or(("", real));
+        let parent = dir
+            .open_dir(relative(parent))
+            .map_err(|error| error_text(&self.path, &error))?;
+        let lock = lock(&parent, &self.path)?;
+        match read(dir, real, self.max_bytes) {
+            Ok(None) => Ok(lock),
+            Ok(there) if is_same(there.as_ref(), Some(before)) => Ok(lock),
+            Ok(Some(_)) | Err(_) => Err(conflict(&self.path)),
         }
     }
-    let real = resolve(dir, path, false)?;
-    let is_dir = dir.symlink_metadata(relative(&real)).is_ok_and(|found| found.is_dir());
-    if is_dir {
-        remove_directories(dir, &real);
-        if real != "/" && dir.symlink_metadata(relative(&real)).is_ok() {
-            return Err(format!(
-                "Error: '{path}' still has files: some were written in the meantime or cannot be deleted"
-            ));
-        }
-    }
-    Ok(is_dir || !files.is_empty())
 }
 
 /// Removes the directory at `path` and those below it, as far as they are empty.

@@ -215,11 +215,20 @@ impl FileWorkspace for DiskFiles {
         Ok(Update::none())
     }
 
-    async fn delete(&self, access: FileAccess<'_>, path: &str, files: Vec<String>) -> Result<Option<Update>, String> {
-        let path = path.to_owned();
-        let was_there = self
-            .work(access.scope, move |dir| change::delete(dir, &path, &files))
-            .await?;
+    async fn delete(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        files: Vec<String>,
+        before: Option<&File>,
+    ) -> Result<Option<Update>, String> {
+        let deletion = change::Deletion {
+            path: path.to_owned(),
+            files,
+            before: before.cloned(),
+            max_bytes: access.scope.sizes.file,
+        };
+        let was_there = self.work(access.scope, move |dir| deletion.delete(dir)).await?;
         Ok(was_there.then(Update::none))
     }
 

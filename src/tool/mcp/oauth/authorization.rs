@@ -16,7 +16,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::super::connection::ConnectionError;
+use super::super::error::ConnectionError;
 use super::challenge::Challenge;
 use super::metadata::{FoundIssuer, MetadataSearch};
 use super::token_request::{ClientIdentity, as_client, plain_code, request_tokens};

@@ -11,7 +11,7 @@ use reqwest::{Client, Url};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::super::connection::ConnectionError;
+use super::super::error::ConnectionError;
 use super::challenge::Challenge;
 use super::metadata::MetadataSearch;
 use super::scope_settings::ScopeSettings;

@@ -6,7 +6,7 @@ use reqwest::{Client, StatusCode, Url};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::super::connection::ConnectionError;
+use super::super::error::ConnectionError;
 use super::challenge::Challenge;
 use super::{MAX_ANSWER_BYTES, invalid, parse, send};
 use crate::net::read_bounded;

@@ -37,7 +37,7 @@ pub use stored_login::{LoginStore, LoginStoreError};
 
 use challenge::Challenge;
 
-use super::connection::ConnectionError;
+use super::error::ConnectionError;
 use crate::domain::json_limits::read_foreign;
 use crate::domain::oauth_scopes::OAuthScopes;
 use crate::net::describe_error;

@@ -2,7 +2,7 @@
 //!
 //! Configured scopes are a limit: a server that asks for others does not get them. Without configured scopes it gets them.
 
-use super::super::connection::ConnectionError;
+use super::super::error::ConnectionError;
 use crate::definition::mcp::McpOAuth;
 use crate::domain::mcp_login::LoginKey;
 use crate::domain::oauth_scopes::OAuthScopes;

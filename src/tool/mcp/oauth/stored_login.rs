@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, sleep};
 
 use super::super::SpawnServer;
-use super::super::connection::ConnectionError;
+use super::super::error::ConnectionError;
 use super::invalid;
 use super::scope_settings::ScopeSettings;
 use super::token_request::{TokenError, bearer, request_tokens};

@@ -7,7 +7,7 @@ use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::super::connection::ConnectionError;
+use super::super::error::ConnectionError;
 use super::{MAX_ANSWER_BYTES, invalid, parse, send};
 use crate::domain::mcp_login::{GivenTokens, LoginSecrets};
 use crate::domain::oauth_scopes::OAuthScopes;

@@ -1,0 +1,18 @@
+//! Checks of single words and addresses.
+
+/// Returns the reason why `text` is not an address that can be called.
+pub fn address_problem(text: &str) -> Option<String> {
+    match url::Url::parse(text) {
+        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => None,
+        Ok(_) => Some("must begin with http:// or https:// and name a host".to_owned()),
+        Err(error) => Some(format!("is no address: {error}")),
+    }
+}
+
+/// Returns whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
+pub fn is_word(word: &str, most: usize, more: &str) -> bool {
+    (1..=most).contains(&word.len())
+        && word
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
+}
