@@ -219,26 +219,27 @@ async fn a_tool_that_delegates_may_set_the_system_prompt(server: TestServer) {
         spawn("s2", "general-purpose", counts),
         spawn("s3", "researcher", json!(" ")),
         spawn("s4", "researcher", Value::Null),
-        spawn("s5", "researcher", json!("x".repeat(64 * 1024 + 1))),
     ];
-    let run = alice.asks(script().calls_all(calls).says("done")).await;
+    // The calls of a step may still be under way when the subagents of others work, and this one would be in doubt after the crash.
+    let refused = spawn("s0", "researcher", json!("x".repeat(64 * 1024 + 1)));
+    let run = alice.asks(script().calls(refused).calls_all(calls).says("done")).await;
     server.tools.called("lookup", 4).await;
     server.is_killed_and_started_again().await;
     server.tools.let_go("lookup");
     run.finishes().await;
     let said = alice.transcript().await;
-    for line in &said[2..4] {
+    for line in &said[4..6] {
         assert!(line.starts_with("spawn: SYSTEM<<You count sheep."), "{line}");
         assert!(!line.contains("You are the researcher."), "{line}");
         assert!(!line.contains("You work on one task"), "{line}");
     }
-    for line in &said[4..6] {
+    for line in &said[6..8] {
         assert!(line.starts_with("spawn: SYSTEM<<You are the researcher."), "{line}");
     }
     assert!(
-        said[6].starts_with("spawn failed: The `system_prompt` for `researcher` has 65537 bytes"),
+        said[2].starts_with("spawn failed: The `system_prompt` for `researcher` has 65537 bytes"),
         "{}",
-        said[6]
+        said[2]
     );
     let children = run.children().await;
     assert!(!children.is_empty());
