@@ -238,7 +238,13 @@ mod tests {
         assert_eq!(namespace(None), Ok(vec![]));
         assert_eq!(namespace(Some("")), Ok(vec![]));
         assert_eq!(namespace(Some(&format!("tools:{one}|tools:{two}"))), Ok(vec![one, two]));
-        for wrong in ["tools", "tools:x", "model:x", &format!(":{one}"), &format!("tools:{one}|")] {
+        for wrong in [
+            "tools",
+            "tools:x",
+            "model:x",
+            &format!(":{one}"),
+            &format!("tools:{one}|"),
+        ] {
             assert!(namespace(Some(wrong)).is_err(), "{wrong}");
         }
     }
