@@ -162,6 +162,9 @@ impl RunCreate {
             return Err(Invalid::new("after_seconds", reason).into());
         }
         check_priority(self.priority)?;
+        if let Some(command) = &mut self.command {
+            command.unwrap_ag_ui();
+        }
         let resume = self.command.as_ref().and_then(CommandBody::answers).cloned();
         let program_answers = self.config.as_mut().and_then(super::take_program_answers);
         let request = self.request(scope)?;

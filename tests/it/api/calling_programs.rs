@@ -128,7 +128,7 @@ async fn what_langgraph_reserves_for_itself_is_no_context(server: TestServer) {
     let node = Node::new(&server, "hello").await;
     let reserved = json!({"__pregel_resuming": true, "__pregel_task_id": "x", "who": "me"});
     node.calls(json!({"config": {"configurable": reserved}})).await;
-    // What is left of `configurable` decides whether it goes together with a context.
+    // Only settings that are left in `configurable` exclude a context.
     let reserved = json!({"__pregel_resuming": true});
     node.calls(json!({"config": {"configurable": reserved}, "context": {"who": "you"}}))
         .await;
