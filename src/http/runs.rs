@@ -179,7 +179,7 @@ pub(super) async fn start(
 
 /// Lets the agent of a run continue if it has stopped and the program whose node it is continues: the program sends its
 /// input again, and the answers that it was given.
-async fn continue_with_program(api: &Api, checked: &mut CheckedRun) -> Result<(), ApiError> {
+pub(super) async fn continue_with_program(api: &Api, checked: &mut CheckedRun) -> Result<(), ApiError> {
     if let Some(answers) = &checked.program_answers {
         api.interrupts.continue_turn(&mut checked.new_run, answers).await?;
     }

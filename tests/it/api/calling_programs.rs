@@ -44,6 +44,7 @@ impl Node {
 
 on_both_engines! {
     an_answer_that_a_program_was_given_is_that_of_its_agent,
+    a_program_that_follows_the_thread_continues_its_agent,
     a_program_without_an_answer_is_asked_again,
     the_answers_to_several_questions_may_come_one_after_the_other,
     an_agent_that_stopped_at_a_breakpoint_goes_on_with_its_program,
@@ -73,6 +74,26 @@ async fn an_answer_that_a_program_was_given_is_that_of_its_agent(server: TestSer
         assert_eq!(server.tools.calls_of("send_email").len(), sent + 1);
         assert_eq!(node.alice.status().await, "idle");
     }
+}
+
+async fn a_program_that_follows_the_thread_continues_its_agent(server: TestServer) {
+    let node = Node::new(&server, script().calls(mail("m1", "bob")).says("sent")).await;
+    let values = node.calls(json!({})).await;
+    let id = values["__interrupt__"][0]["id"].as_str().unwrap();
+    let reserved = json!({"__pregel_resuming": true, "__pregel_resume_map": {id: approval()}});
+    let params = json!({"assistant_id": "agent", "input": node.input, "config": {"configurable": reserved}});
+    let command = json!({"id": 1, "method": "run.start", "params": params});
+    let answer = server.client().post(&node.alice.path("/commands"), command).await.ok();
+    let run = answer["result"]["run_id"].as_str().unwrap();
+    node.alice.run_of_id(run).finishes().await;
+    let said = node.alice.transcript().await;
+    assert_eq!(said.last().unwrap(), "ai: sent");
+    assert_eq!(
+        said.iter().filter(|line| line.starts_with("human: ")).count(),
+        1,
+        "{said:?}"
+    );
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
 async fn a_program_without_an_answer_is_asked_again(server: TestServer) {
