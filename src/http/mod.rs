@@ -9,9 +9,9 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderValue, Uri, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use futures::FutureExt;
 use utoipa_axum::router::OpenApiRouter;
@@ -452,18 +452,18 @@ const HEALTH_PATHS: [&str; 3] = ["/ok", "/ready", "/metrics"];
 /// The response to a request whose path does not exist: it is sent to the same path without the slash at its end, or refused.
 async fn no_route(uri: Uri) -> Response {
     match without_slash(&uri) {
-        Some(place) => Redirect::temporary(&place).into_response(),
+        Some(place) => (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, place)]).into_response(),
         None => ApiError::no_route().into_response(),
     }
 }
 
-/// Returns a path that ends with a slash without it. It is relative, so that it leads to no other host, and also through
-/// proxies that remove the beginning of paths.
-fn without_slash(uri: &Uri) -> Option<String> {
+/// Returns a path that ends with a slash without it, if there is one. It is relative, so that it leads to no other host, and also
+/// through proxies that remove the beginning of paths.
+fn without_slash(uri: &Uri) -> Option<HeaderValue> {
     let path = uri.path().strip_suffix('/')?;
-    let (_, last) = path.rsplit_once('/')?;
+    let (_, last) = path.rsplit_once('/').filter(|(_, last)| !last.is_empty())?;
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
-    (!last.is_empty()).then(|| format!("../{last}{query}"))
+    HeaderValue::from_str(&format!("../{last}{query}")).ok()
 }
 
 /// The response to a request whose handler panicked.

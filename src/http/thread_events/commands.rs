@@ -151,9 +151,12 @@ impl CommandHandler<'_> {
         continue_with_program(self.api, &mut checked)
             .await
             .map_err(command_error)?;
-        let new_run = checked.new_run;
         let seq = self.newest_seq().await?;
-        let once = self.api.interrupts.start_or_answer(new_run, self.key.clone()).await;
+        let once = self
+            .api
+            .interrupts
+            .start_or_answer(checked.new_run, self.key.clone())
+            .await;
         let run = match once.map_err(|error| command_error(error.into()))? {
             IdempotentOutcome::First(run) => run.id,
             IdempotentOutcome::Replayed(StoredResponse::Run { run, .. }) => run,

@@ -121,9 +121,12 @@ const RESERVED: &str = "__pregel_";
 pub fn take_program_answers(config: &mut Object) -> Option<Object> {
     let settings = configurable_mut(config)?;
     let continues = settings.get("__pregel_resuming") == Some(&Value::Bool(true));
-    let answers = settings.get("__pregel_resume_map").and_then(Value::as_object).cloned();
+    let answers = match settings.shift_remove("__pregel_resume_map") {
+        Some(Value::Object(answers)) => answers,
+        Some(_) | None => Object::new(),
+    };
     settings.retain(|name, _| !name.starts_with(RESERVED));
-    continues.then(|| answers.unwrap_or_default())
+    continues.then_some(answers)
 }
 
 /// Reads a namespace (`checkpoint_ns`, empty or absent for the main agent) and a checkpoint from an object.

@@ -83,6 +83,7 @@ async fn a_path_with_a_slash_at_its_end_leads_to_the_one_without() {
         (Method::GET, "/assistants/x/graph/?xray=1", "../graph?xray=1"),
         // No other host is in the answer.
         (Method::GET, "//elsewhere.example/", "../elsewhere.example"),
+        (Method::HEAD, "/%5Celsewhere.example/", "../%5Celsewhere.example"),
     ] {
         let request = http.request(method, format!("{}{path}", client.base()));
         let answer = request.send().await.expect("an answer");
