@@ -71,6 +71,7 @@ pub(super) async fn compact(
     let checked = CheckedRun {
         new_run,
         cancel_on_disconnect: false,
+        program_answers: None,
     };
     let started = runs::start(&api, checked, key).await?;
     let headers = runs::location_headers(&started.run, Some("join"));

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
@@ -449,8 +449,21 @@ async fn in_access(access: Option<RowAccess>, handling: impl Future<Output = Res
 /// The paths that a server without clients answers.
 const HEALTH_PATHS: [&str; 3] = ["/ok", "/ready", "/metrics"];
 
-async fn no_route() -> ApiError {
-    ApiError::no_route()
+/// The response to a request whose path does not exist: it is sent to the same path without the slash at its end, or refused.
+async fn no_route(uri: Uri) -> Response {
+    match without_slash(&uri) {
+        Some(place) => (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, place)]).into_response(),
+        None => ApiError::no_route().into_response(),
+    }
+}
+
+/// Returns a path that ends with a slash without it, if there is one. It is relative, so that it leads to no other host, and also
+/// through proxies that remove the beginning of paths.
+fn without_slash(uri: &Uri) -> Option<HeaderValue> {
+    let path = uri.path().strip_suffix('/')?;
+    let (_, last) = path.rsplit_once('/').filter(|(_, last)| !last.is_empty())?;
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    HeaderValue::from_str(&format!("../{last}{query}")).ok()
 }
 
 /// The response to a request whose handler panicked.

@@ -119,11 +119,12 @@ pub(super) struct StartedRun {
 /// Starts a run without waiting for it, and responds with what `response_of` makes of it.
 pub(super) async fn start_in_background(
     api: &Api,
-    checked: CheckedRun,
+    mut checked: CheckedRun,
     key: Option<IdempotencyKey>,
     response_of: RunResponse,
 ) -> Result<Response, ApiError> {
     check_graph(api, &checked.new_run.assistant)?;
+    continue_with_program(api, &mut checked).await?;
     let Some(key) = key else {
         let run = api.runs.start(checked.new_run).await?;
         return Ok(idempotency::response(response_of(&[run])));
@@ -133,8 +134,13 @@ pub(super) async fn start_in_background(
 }
 
 /// Starts a run, or finds the run of an earlier request with the same key.
-pub(super) async fn start(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> Result<StartedRun, ApiError> {
+pub(super) async fn start(
+    api: &Api,
+    mut checked: CheckedRun,
+    key: Option<IdempotencyKey>,
+) -> Result<StartedRun, ApiError> {
     check_graph(api, &checked.new_run.assistant)?;
+    continue_with_program(api, &mut checked).await?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
         let run = match cancel_on_disconnect {
@@ -169,6 +175,15 @@ pub(super) async fn start(api: &Api, checked: CheckedRun, key: Option<Idempotenc
             Err(ApiError::key_reused())
         }
     }
+}
+
+/// Lets the agent of a run continue if it has stopped and the program whose node it is continues: the program sends its
+/// input again, and the answers that it was given.
+pub(super) async fn continue_with_program(api: &Api, checked: &mut CheckedRun) -> Result<(), ApiError> {
+    if let Some(answers) = &checked.program_answers {
+        api.interrupts.continue_turn(&mut checked.new_run, answers).await?;
+    }
+    Ok(())
 }
 
 /// Refuses a graph that does not exist, and lists the existing ones.

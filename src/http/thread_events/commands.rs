@@ -16,7 +16,7 @@ use crate::http::access::Api;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::extract::within_limits;
 use crate::http::idempotency::{Idempotent, KeyHeader, Raw};
-use crate::http::runs::check_graph;
+use crate::http::runs::{check_graph, continue_with_program};
 use crate::http::stream::v2::{FRAMES, Filter};
 use crate::http::stream::{StreamMode, v2};
 use crate::http::wire::Object;
@@ -144,13 +144,19 @@ impl CommandHandler<'_> {
             if_not_exists: Some("create".to_owned()),
             ..fully_streamed()
         };
-        let new_run = new_run
+        let mut checked = new_run
             .check(RunScope::Thread(thread), &self.api.caller)
-            .map_err(command_error)?
-            .new_run;
-        check_graph(self.api, &new_run.assistant).map_err(command_error)?;
+            .map_err(command_error)?;
+        check_graph(self.api, &checked.new_run.assistant).map_err(command_error)?;
+        continue_with_program(self.api, &mut checked)
+            .await
+            .map_err(command_error)?;
         let seq = self.newest_seq().await?;
-        let once = self.api.interrupts.start_or_answer(new_run, self.key.clone()).await;
+        let once = self
+            .api
+            .interrupts
+            .start_or_answer(checked.new_run, self.key.clone())
+            .await;
         let run = match once.map_err(|error| command_error(error.into()))? {
             IdempotentOutcome::First(run) => run.id,
             IdempotentOutcome::Replayed(StoredResponse::Run { run, .. }) => run,

@@ -112,6 +112,23 @@ pub fn take_checkpoint(config: &mut Object) -> Result<Option<CheckpointId>, Inva
     id.map(|id| Some(CheckpointId(id))).ok_or_else(wrong)
 }
 
+/// The beginning of the names that LangGraph reserves in `configurable` for itself.
+const RESERVED: &str = "__pregel_";
+
+/// Removes from the config of a run the entries that LangGraph reserves for itself. A program of LangGraph that has an agent of
+/// this server as a node (`RemoteGraph`) sends them along; they are no settings. Returns the answers that the program was
+/// given, by interrupt id, if it continues after it has stopped.
+pub fn take_program_answers(config: &mut Object) -> Option<Object> {
+    let settings = configurable_mut(config)?;
+    let continues = settings.get("__pregel_resuming") == Some(&Value::Bool(true));
+    let answers = match settings.shift_remove("__pregel_resume_map") {
+        Some(Value::Object(answers)) => answers,
+        Some(_) | None => Object::new(),
+    };
+    settings.retain(|name, _| !name.starts_with(RESERVED));
+    continues.then_some(answers)
+}
+
 /// Reads a namespace (`checkpoint_ns`, empty or absent for the main agent) and a checkpoint from an object.
 ///
 /// # Errors
@@ -122,18 +139,29 @@ pub fn namespace_and_checkpoint(object: Option<&Object>) -> Result<(Vec<TaskId>,
     Ok((namespace(within("checkpoint_ns"))?, id.transpose()?))
 }
 
-/// Reads the tasks of a namespace: `tools:<task>|tools:<task>`.
+/// Reads the tasks of a namespace: `tools:<task>|tools:<task>`. Nodes of other names before them are those of a program of
+/// LangGraph that calls the main agent (`RemoteGraph`).
 ///
 /// # Errors
 /// If the namespace is invalid.
 pub fn namespace(text: Option<&str>) -> Result<Vec<TaskId>, Invalid> {
-    let tasks = text.filter(|text| !text.is_empty()).map(|text| text.split('|'));
+    let parts = text.filter(|text| !text.is_empty()).map(|text| text.split('|'));
     let read = |part: &str| {
-        let task = part.strip_prefix("tools:").and_then(|id| id.parse().ok()).map(TaskId);
+        let task = part.strip_prefix(TASK).and_then(|id| id.parse().ok()).map(TaskId);
         let reason = "must be a namespace such as tools:<task>|tools:<task>";
         task.ok_or_else(|| Invalid::new("checkpoint.checkpoint_ns", reason))
     };
-    tasks.into_iter().flatten().map(read).collect()
+    let own = parts.into_iter().flatten().skip_while(|part| is_node_of_program(part));
+    own.map(read).collect()
+}
+
+/// The beginning of the part of a namespace that names a task of this server.
+const TASK: &str = "tools:";
+
+/// Returns whether a part of a namespace is a task of another program: the name of a node, and the id of the task.
+fn is_node_of_program(part: &str) -> bool {
+    let task = part.rsplit_once(':').filter(|_| !part.starts_with(TASK));
+    task.is_some_and(|(node, id)| !node.is_empty() && id.parse::<Uuid>().is_ok())
 }
 
 /// Deserializes a field that may be null, so that null differs from a field that is absent: with serde's `default`, the
@@ -213,8 +241,40 @@ mod tests {
         assert_eq!(namespace(None), Ok(vec![]));
         assert_eq!(namespace(Some("")), Ok(vec![]));
         assert_eq!(namespace(Some(&format!("tools:{one}|tools:{two}"))), Ok(vec![one, two]));
-        for wrong in ["tools", "tools:x", &format!("model:{one}"), &format!("tools:{one}|")] {
+        for wrong in [
+            "tools",
+            "tools:x",
+            "model:x",
+            &format!(":{one}"),
+            &format!("tools:{one}|"),
+        ] {
             assert!(namespace(Some(wrong)).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_namespace_may_begin_with_the_nodes_of_a_program_that_calls_the_main_agent() {
+        let one = TaskId(Uuid::from_u128(1));
+        assert_eq!(namespace(Some(&format!("remote:{one}"))), Ok(vec![]));
+        assert_eq!(namespace(Some(&format!("outer:{one}|re:mote:{one}"))), Ok(vec![]));
+        assert_eq!(namespace(Some(&format!("remote:{one}|tools:{one}"))), Ok(vec![one]));
+        assert!(namespace(Some(&format!("tools:{one}|remote:{one}"))).is_err());
+    }
+
+    #[test]
+    fn what_langgraph_reserves_for_itself_is_no_setting() {
+        let taken = |configurable: Value| {
+            let mut config = Object::from_iter([("configurable".to_owned(), configurable)]);
+            let taken = take_program_answers(&mut config).map(Value::Object);
+            (taken, config["configurable"].clone())
+        };
+        let answers = json!({"q": {"x": 1}});
+        let continued = json!({"a": 1, "__pregel_resuming": true, "__pregel_resume_map": answers});
+        assert_eq!(taken(continued), (Some(answers.clone()), json!({"a": 1})));
+        let again = json!({"__pregel_resuming": true, "__pregel_resume_map": null});
+        assert_eq!(taken(again), (Some(json!({})), json!({})));
+        let begun = json!({"a": 1, "__pregel_resuming": false, "__pregel_resume_map": answers});
+        assert_eq!(taken(begun), (None, json!({"a": 1})));
+        assert_eq!(take_program_answers(&mut Object::new()), None);
     }
 }

@@ -122,6 +122,9 @@ pub struct CheckedRun {
     pub new_run: NewRun,
     /// True if the run is cancelled when the client disconnects.
     pub cancel_on_disconnect: bool,
+    /// The answers by interrupt id that a program of LangGraph was given whose node the run is; none unless the program
+    /// continues after it has stopped.
+    pub program_answers: Option<Object>,
 }
 
 /// Checks the priority of a run. Whether the caller may give it is decided where the run is admitted.
@@ -159,7 +162,11 @@ impl RunCreate {
             return Err(Invalid::new("after_seconds", reason).into());
         }
         check_priority(self.priority)?;
+        if let Some(command) = &mut self.command {
+            command.unwrap_ag_ui();
+        }
         let resume = self.command.as_ref().and_then(CommandBody::answers).cloned();
+        let program_answers = self.config.as_mut().and_then(super::take_program_answers);
         let request = self.request(scope)?;
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();
         metadata.extend(self.metadata.unwrap_or_default());
@@ -176,6 +183,7 @@ impl RunCreate {
         Ok(CheckedRun {
             new_run,
             cancel_on_disconnect: cancel_on_disconnect.unwrap_or(false),
+            program_answers,
         })
     }
 

@@ -16,6 +16,7 @@ use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId}
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome};
 use crate::domain::identity::Identity;
 use crate::domain::interrupt::is_id;
+use crate::domain::machine::Phase;
 use crate::domain::run::{Resume, Run, RunRequest};
 use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target};
 
@@ -364,6 +365,39 @@ impl Interrupts {
             None => self.runs.start(new_run).await.map(IdempotentOutcome::First),
             Some(key) => self.runs.start_once(new_run, key, None).await,
         }
+    }
+
+    /// Makes the request for a run that continues where its thread has stopped, and takes no input. It stays as it is if the
+    /// thread has not stopped within a turn. The run brings those of the `answers` by interrupt id for which the thread waits.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn continue_turn(&self, new_run: &mut NewRun, answers: &Map<String, Value>) -> DbResult<()> {
+        let begins = new_run.request.input.is_some() && new_run.request.checkpoint.is_none();
+        let Some(thread) = new_run.target.thread().filter(|_| begins) else {
+            return Ok(());
+        };
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                let open = open_at(tx, thread, None).await?;
+                let head = db::checkpoints::head(tx, thread, Lane::Main).await?;
+                let has_stopped = head.is_some_and(|head| head.position.phase != Phase::Ended);
+                Ok((has_stopped || !open.is_empty(), open))
+            })
+        });
+        let (has_stopped, open) = read.await?;
+        if !has_stopped {
+            return Ok(());
+        }
+        let ids = open.iter().map(|record| &record.interrupt.id.0);
+        let given: Map<String, Value> = ids
+            .filter_map(|id| Some((id.clone(), answers.get(id)?.clone())))
+            .collect();
+        new_run.request.input = None;
+        if !given.is_empty() {
+            new_run.resume = Some(Resolution::Answered(Value::Object(given)));
+        }
+        Ok(())
     }
 }
 

@@ -16,6 +16,7 @@ on_both_engines! {
     pages_of_approvers_contain_what_is_assigned_to_them,
     those_named_and_admins_answer,
     everybody_else_is_refused_whichever_way_they_answer,
+    a_program_that_continues_does_not_get_past_an_approver,
     an_approver_is_refused_every_other_part_of_the_thread,
     one_answer_to_several_interrupts_needs_the_right_to_each,
     calls_with_different_approvers_are_asked_about_one_by_one,
@@ -231,6 +232,39 @@ async fn everybody_else_is_refused_whichever_way_they_answer(server: TestServer)
     is_still_asked(&server, &keys, &ann, &question).await;
     let late = ann.resolves(&question, approval()).await;
     is_refused_as_assigned(&late, &question);
+}
+
+async fn a_program_that_continues_does_not_get_past_an_approver(server: TestServer) {
+    let keys = protected(&server).await;
+    let ann = ann_waits(&keys).await;
+    let question = ann.question().await;
+    let other = ann_waits(&keys).await;
+    let of_other = other.question().await;
+    let path = ann.path("/runs/wait");
+    let continues = |answers: Value| {
+        let reserved = json!({"__pregel_resuming": true, "__pregel_resume_map": answers});
+        json!({"assistant_id": "guarded", "input": {"messages": []}, "config": {"configurable": reserved}})
+    };
+    let answer = continues(json!({question.id(): approval()}));
+    is_refused_as_assigned(&ann.client().post(&path, answer.clone()).await, &question);
+    let command = json!({"id": 1, "method": "run.start", "params": answer});
+    let refused = ann
+        .client()
+        .post(&ann.path("/commands"), command)
+        .await
+        .ok()
+        .to_string();
+    assert!(
+        refused.contains("403") && refused.contains("is assigned to"),
+        "{refused}"
+    );
+    // Without an answer to this question it is asked again.
+    for answers in [json!({}), json!({of_other.id(): approval()})] {
+        let values = ann.client().post(&path, continues(answers)).await.ok();
+        assert_eq!(values["__interrupt__"][0]["id"], question.id());
+    }
+    assert_eq!(other.question().await.id(), of_other.id());
+    is_still_asked(&server, &keys, &ann, &question).await;
 }
 
 async fn an_approver_is_refused_every_other_part_of_the_thread(server: TestServer) {

@@ -18,7 +18,9 @@ use crate::support::client::Client;
 use crate::support::command::{command, refused, said};
 use crate::support::process::{Log, Process, server_in};
 use crate::support::sse::Sse;
-use crate::support::{Engine, Keys, TestServer, eventually, on_both_engines, on_postgres, postgres};
+use crate::support::{
+    Engine, Human, Keys, TestServer, approval, eventually, mail, on_both_engines, on_postgres, postgres, script,
+};
 
 on_both_engines! {
     a_key_works_until_it_is_revoked,
@@ -26,6 +28,7 @@ on_both_engines! {
     a_key_rotated_without_grace_loses_its_secret_at_once,
     a_key_expires,
     nobody_creates_a_key_beyond_their_own_rights,
+    a_key_that_only_starts_runs_brings_no_answers_of_a_program,
     only_admins_manage_keys,
     keys_of_other_tenants_do_not_exist,
     invalid_fields_are_named,
@@ -239,6 +242,29 @@ async fn nobody_creates_a_key_beyond_their_own_rights(server: TestServer) {
             .refused(422)
             .starts_with("scopes")
     );
+}
+
+async fn a_key_that_only_starts_runs_brings_no_answers_of_a_program(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    ann.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = ann.question().await;
+    let rights = json!({"name": "runs", "user": "ann", "roles": ["user"], "scopes": ["threads:*", "assistants:*"]});
+    let issued = create(&keys.client("root"), rights).await;
+    let program = keys.with(&text_of(&issued));
+    let path = ann.path("/runs/wait");
+    let continues = |answers: Value| {
+        let reserved = json!({"__pregel_resuming": true, "__pregel_resume_map": answers});
+        json!({"assistant_id": "agent", "input": {"messages": []}, "config": {"configurable": reserved}})
+    };
+    let answer = continues(json!({question.id(): approval()}));
+    program.post(&path, answer).await.refused(404);
+    // Without the answer the agent asks again.
+    let values = program.post(&path, continues(json!({}))).await.ok();
+    assert_eq!(values["__interrupt__"][0]["id"], question.id());
+    assert_eq!(server.tools.calls_of("send_email").len(), 0);
+    ann.approves(&question).await.finishes().await;
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
 async fn only_admins_manage_keys(server: TestServer) {

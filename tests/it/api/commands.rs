@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::actors::Human;
 use crate::support::sse::Frame;
-use crate::support::{TestServer, approval, mail, on_both_engines, script, transcript};
+use crate::support::{TestServer, approval, mail, on_both_engines, script, task, transcript};
 
 /// Sends a command and waits for the values afterwards.
 async fn commands(server: &TestServer, who: &Human, command: Value) -> Value {
@@ -18,6 +18,7 @@ on_both_engines! {
     a_goto_cancels_the_interrupt,
     a_goto_to_the_end_ends_the_turn,
     an_answer_may_contain_an_update,
+    answers_in_the_form_of_ag_ui_reach_their_questions,
     an_answer_beside_a_goto_is_refused_and_the_question_stays,
     a_send_to_the_model_replaces_its_input,
     calls_can_be_sent_to_the_tools_node,
@@ -98,6 +99,34 @@ async fn an_answer_may_contain_an_update(server: TestServer) {
     assert_eq!(transcript(&values).last().unwrap(), "ai: sent it");
     assert_eq!(values["files"]["/a.txt"]["content"], "A");
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
+}
+
+async fn answers_in_the_form_of_ag_ui_reach_their_questions(server: TestServer) {
+    let alice = server.human("agent").await;
+    let mailer = |id: &str| script().calls(mail(id, "bob")).says("sent");
+    let tasks = [task("t1", "mailer", mailer("m1")), task("t2", "mailer", mailer("m2"))];
+    alice
+        .asks(script().calls_all(tasks).says("both were sent"))
+        .await
+        .finishes()
+        .await;
+    let questions = alice.questions().await;
+    let [first, second] = questions.as_slice() else {
+        panic!("not two questions: {questions:#?}")
+    };
+    let resolved = json!({"status": "resolved", "payload": approval()});
+    // A question that was cancelled on the page stays open.
+    let answers = json!({first.id(): resolved, second.id(): {"status": "cancelled"}});
+    let only_cancelled = json!({"__agui_cancelled__": true, "interrupt_id": second.id()});
+    for resume in [json!({"__agui_resume_map__": answers}), only_cancelled] {
+        let values = commands(&server, &alice, json!({"resume": resume})).await;
+        assert_eq!(values["__interrupt__"].as_array().map(Vec::len), Some(1), "{values}");
+        assert_eq!(values["__interrupt__"][0]["id"], second.id());
+    }
+    let answers = json!({second.id(): resolved});
+    let values = commands(&server, &alice, json!({"resume": {"__agui_resume_map__": answers}})).await;
+    assert_eq!(transcript(&values).last().unwrap(), "ai: both were sent");
+    assert_eq!(server.tools.calls_of("send_email").len(), 2);
 }
 
 async fn an_answer_beside_a_goto_is_refused_and_the_question_stays(server: TestServer) {

@@ -1,6 +1,7 @@
 //! The endpoints for health, capabilities and the API document.
 
 use reqwest::Method;
+use reqwest::redirect::Policy;
 use serde_json::json;
 
 use crate::support::client::reply;
@@ -65,6 +66,35 @@ async fn the_api_page_loads_nothing_from_other_servers() {
     }
     let document = client.get("/openapi.json").await.ok();
     assert!(document["paths"]["/threads/{thread_id}/runs/stream"]["post"].is_object());
+    server.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_with_a_slash_at_its_end_leads_to_the_one_without() {
+    let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
+    let client = server.client();
+    let http = adjutant::net::client_builder()
+        .no_proxy()
+        .redirect(Policy::none())
+        .build()
+        .expect("a client");
+    for (method, path, place) in [
+        (Method::POST, "/threads/", "../threads"),
+        (Method::GET, "/assistants/x/graph/?xray=1", "../graph?xray=1"),
+        // No other host is in the answer.
+        (Method::GET, "//elsewhere.example/", "../elsewhere.example"),
+        (Method::HEAD, "/%5Celsewhere.example/", "../%5Celsewhere.example"),
+    ] {
+        let request = http.request(method, format!("{}{path}", client.base()));
+        let answer = request.send().await.expect("an answer");
+        assert_eq!(answer.status().as_u16(), 307, "{path}");
+        assert_eq!(answer.headers()["location"], place, "{path}");
+    }
+    for path in ["//", "/no/such/path/", "/no/such/path//"] {
+        assert_eq!(client.get(path).await.refused(404), "Not Found", "{path}");
+    }
+    let thread = client.post("/threads/", json!({})).await.ok();
+    assert!(thread["thread_id"].is_string(), "{thread}");
     server.finish().await;
 }
 

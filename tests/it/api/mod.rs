@@ -3,6 +3,7 @@
 mod agents;
 mod assistants;
 mod batches;
+mod calling_programs;
 mod commands;
 mod console;
 pub(crate) mod crons;

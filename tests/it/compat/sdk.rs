@@ -113,6 +113,7 @@ on_both_engines! {
     every_method_of_the_python_sdk_works,
     every_method_of_the_javascript_sdk_works,
     the_public_chat_pages_work,
+    an_agent_is_a_node_of_a_program_of_langgraph,
 }
 
 // A page receives on each engine the same as the scripts above.
@@ -225,4 +226,16 @@ async fn the_public_chat_pages_work(server: TestServer) {
         return;
     };
     assert_eq!(runs_to_its_end(scene).await, "the pages work\n");
+}
+
+async fn an_agent_is_a_node_of_a_program_of_langgraph(server: TestServer) {
+    if python_with(&["langgraph.pregel.remote"], "langgraph").is_none() {
+        return;
+    }
+    let Some(flow) = in_python("remote_graph.py", &server) else {
+        return;
+    };
+    assert_eq!(runs_to_its_end(flow).await, "the flow is complete\n");
+    // Each of the three questions was answered once.
+    assert_eq!(server.tools.calls_of("send_email").len(), 3);
 }

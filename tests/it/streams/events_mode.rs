@@ -146,6 +146,18 @@ async fn subagents_are_recorded_below_the_tool_that_delegates(server: TestServer
         .as_array()
         .unwrap();
     assert_eq!(above[2], record(&frames, "on_tool_start", "task")["run_id"]);
+    // Clients see by the namespace which agent is at work.
+    let call = &record(&frames, "on_tool_start", "task")["metadata"]["langgraph_checkpoint_ns"];
+    for event in ["on_chain_start", "on_chain_end"] {
+        let metadata = &record(&frames, event, "researcher")["metadata"];
+        assert_eq!(metadata["langgraph_node"], "tools");
+        assert_eq!(
+            [&metadata["langgraph_checkpoint_ns"], &metadata["checkpoint_ns"]],
+            [call, call]
+        );
+    }
+    let root = &record(&frames, "on_chain_start", "main-agent")["metadata"];
+    assert_eq!(root.get("langgraph_checkpoint_ns"), None);
 }
 
 async fn a_stream_of_events_can_be_resumed_after_each_event(server: TestServer) {

@@ -11,13 +11,14 @@ use uuid::Uuid;
 
 use super::RunInfo;
 use super::agent::PresentedAgent;
-use super::metadata::{MessageSource, of_agent};
+use super::metadata::{MessageSource, of_agent, triggers};
 use super::next_tasks::open_calls;
 use super::values::{UpdateOrEmpty, UpdateOrNull};
 use crate::domain::event::Origin;
 use crate::domain::id::{RunId, TaskId};
 use crate::domain::machine::TOOLS;
 use crate::domain::message::{Message, ToolCall};
+use crate::domain::run::namespace_text;
 use crate::domain::state::{State, Update};
 use crate::http::stream::frame::{Frame, json as encoded};
 
@@ -55,12 +56,21 @@ struct EndData<'a, I, O> {
 }
 
 impl TracedRun {
-    /// The tracing run of an agent. The main agent's is the run that the client knows.
+    /// The tracing run of an agent. The main agent's is the run that the client knows, and a subagent's is within the task of
+    /// the call that delegates to it.
     pub(super) fn agent(info: &RunInfo, origin: &Origin) -> Self {
         let mut parent_ids = parent_ids_of(info, &origin.namespace);
         let run_id = parent_ids.pop().unwrap_or_default();
         let mut metadata = of_agent(info, origin);
         metadata.insert("thread_id".to_owned(), json!(info.thread));
+        if !origin.namespace.is_empty() {
+            let namespace = namespace_text(&origin.namespace);
+            metadata.insert("langgraph_node".to_owned(), json!(TOOLS));
+            metadata.insert("langgraph_triggers".to_owned(), json!([triggers(TOOLS)]));
+            for name in ["langgraph_checkpoint_ns", "checkpoint_ns"] {
+                metadata.insert(name.to_owned(), json!(namespace));
+            }
+        }
         let metadata = raw(String::from_utf8(encoded(&metadata)).unwrap_or_default());
         Self {
             run_id,

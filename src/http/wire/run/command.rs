@@ -24,7 +24,32 @@ pub struct CommandBody {
     pub goto: Option<Value>,
 }
 
+/// The key under which the adapter of AG-UI sends the answers to several interrupts: by id, each with a `status` and a
+/// `payload`.
+const AG_UI_ANSWERS: &str = "__agui_resume_map__";
+/// The key with which the adapter of AG-UI says that the only question was cancelled.
+const AG_UI_CANCELLED: &str = "__agui_cancelled__";
+
 impl CommandBody {
+    /// Replaces the form in which the adapter of AG-UI sends several answers by an object of answers by interrupt id. A
+    /// question that was cancelled on the page gets no answer, and stays open.
+    pub(super) fn unwrap_ag_ui(&mut self) {
+        let Some(Value::Object(resume)) = &mut self.resume else {
+            return;
+        };
+        let is_cancelled = resume.contains_key(AG_UI_CANCELLED);
+        let by_id = match resume.get_mut(AG_UI_ANSWERS) {
+            Some(Value::Object(by_id)) => std::mem::take(by_id),
+            Some(_) | None if is_cancelled => Map::new(),
+            Some(_) | None => return,
+        };
+        let resolved = |(id, answer): (String, Value)| {
+            let payload = answer.get("payload").filter(|_| answer["status"] == "resolved")?;
+            Some((id, payload.clone()))
+        };
+        *resume = by_id.into_iter().filter_map(resolved).collect();
+    }
+
     /// The answers. An empty object answers nothing: the run continues, and what waits for an answer asks again.
     pub(super) fn answers(&self) -> Option<&Value> {
         self.resume.as_ref().filter(|answers| !is_empty_object(answers))
