@@ -137,7 +137,10 @@ pub(in crate::runtime) async fn undo(
 }
 
 /// Returns the status of a thread on which no run is at work, and the failure of its last step.
-async fn thread_status(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, Option<Failure>)> {
+pub(in crate::runtime) async fn thread_status(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+) -> DbResult<(ThreadStatus, Option<Failure>)> {
     let head = match db::checkpoints::head(tx, thread, Lane::Main).await {
         Ok(Some(head)) => head,
         Ok(None) => return Ok((ThreadStatus::Idle, None)),
