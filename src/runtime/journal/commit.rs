@@ -335,7 +335,7 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
         status,
         error: end.error.clone(),
     };
-    if end.status == RunStatus::Success && run_context.run.request.checkpoint.is_some() {
+    if status == ThreadStatus::Idle && run_context.run.request.checkpoint.is_some() {
         // A run from an older checkpoint may have written nothing. Then the thread is at its newest checkpoint as before.
         (left.status, left.error) = Box::pin(admission::thread_status(tx, thread)).await?;
     }
