@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
 use crate::support::viewer::{Viewer, data, depth};
-use crate::support::{TestServer, approval, eventually, lookup, mail, on_both_engines, on_postgres, script, task, transcript};
+use crate::support::{
+    TestServer, approval, eventually, lookup, mail, on_both_engines, on_postgres, script, task, transcript,
+};
 
 /// Has a mailer ask whether it may send an email, after which it looks something up.
 fn careful() -> Value {
