@@ -3,10 +3,11 @@
 use crate::db::events::NewEvent;
 use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Notification, Tx};
+use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::machine::{Failure, Phase};
+use crate::domain::machine::{Failure, Phase, Position};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -147,11 +148,31 @@ pub(in crate::runtime) async fn thread_status(
         Err(error) if error.is_corrupt() => return Ok((ThreadStatus::Error, Some(db::runs::unreadable(&error)))),
         Err(error) => return Err(error),
     };
-    Ok(match (head.position.failure, head.position.phase) {
-        (Some(failure), _) => (ThreadStatus::Error, Some(failure)),
+    let position = head.position;
+    Ok(match (&position.failure, &position.phase) {
+        (Some(failure), _) => (ThreadStatus::Error, Some(failure.clone())),
         (None, Phase::Ended) => (ThreadStatus::Idle, None),
         (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }) => {
-            (ThreadStatus::Interrupted, None)
+            let error = match waits_for_answers(&position) {
+                true => None,
+                false => Box::pin(cancellation(tx, thread)).await?,
+            };
+            (ThreadStatus::Interrupted, error)
         }
     })
+}
+
+/// Returns whether a step waits for answers to interrupts of its own, or of its child runs.
+fn waits_for_answers(position: &Position) -> bool {
+    let asks = position.asked.iter().any(|asked| asked.answer.is_none());
+    let is_parked = |call: &Call| matches!(call.status, CallStatus::Delegated { parked: true, .. });
+    asks || matches!(&position.phase, Phase::Tools { calls } if calls.iter().any(is_parked))
+}
+
+/// Returns the failure of the run that made the newest step of a thread, if that run was cancelled.
+async fn cancellation(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Failure>> {
+    let later = db::runs::of_newest_step_later(tx, thread).await?;
+    let run = db::unless_corrupt(later.read(tx).await)?.flatten();
+    let cancelled = run.filter(|run| run.status == RunStatus::Interrupted);
+    Ok(cancelled.and_then(|run| run.error))
 }
