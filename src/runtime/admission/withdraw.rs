@@ -142,24 +142,30 @@ pub(in crate::runtime) async fn thread_status(
     tx: &mut Tx<'_>,
     thread: ThreadId,
 ) -> DbResult<(ThreadStatus, Option<Failure>)> {
-    let head = match db::checkpoints::head(tx, thread, Lane::Main).await {
-        Ok(Some(head)) => head,
-        Ok(None) => return Ok((ThreadStatus::Idle, None)),
-        Err(error) if error.is_corrupt() => return Ok((ThreadStatus::Error, Some(db::runs::unreadable(&error)))),
+    let (status, error, was_left) = match db::checkpoints::head(tx, thread, Lane::Main).await {
+        Ok(Some(head)) => status_at(head.position),
+        Ok(None) => (ThreadStatus::Idle, None, false),
+        Err(error) if error.is_corrupt() => (ThreadStatus::Error, Some(db::runs::unreadable(&error)), false),
         Err(error) => return Err(error),
     };
-    let position = head.position;
-    Ok(match (&position.failure, &position.phase) {
-        (Some(failure), _) => (ThreadStatus::Error, Some(failure.clone())),
-        (None, Phase::Ended) => (ThreadStatus::Idle, None),
+    let error = match was_left {
+        true => Box::pin(cancellation(tx, thread)).await?,
+        false => error,
+    };
+    Ok((status, error))
+}
+
+/// Returns the status of a thread that is at this position, the failure of the step, and whether a run left the step without
+/// a question to answer: it was cancelled, or stopped at a breakpoint.
+fn status_at(position: Position) -> (ThreadStatus, Option<Failure>, bool) {
+    let was_left = !waits_for_answers(&position);
+    match (position.failure, position.phase) {
+        (Some(failure), _) => (ThreadStatus::Error, Some(failure), false),
+        (None, Phase::Ended) => (ThreadStatus::Idle, None, false),
         (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }) => {
-            let error = match waits_for_answers(&position) {
-                true => None,
-                false => Box::pin(cancellation(tx, thread)).await?,
-            };
-            (ThreadStatus::Interrupted, error)
+            (ThreadStatus::Interrupted, None, was_left)
         }
-    })
+    }
 }
 
 /// Returns whether a step waits for answers to interrupts of its own, or of its child runs.
