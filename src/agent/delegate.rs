@@ -21,7 +21,9 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::ToolCall;
-use crate::domain::run::{AfterDelegation, DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES, RunStatus};
+use crate::domain::run::{
+    AfterDelegation, DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES, MAX_DELEGATIONS, RunStatus,
+};
 use crate::domain::state::{FileWrites, Update};
 use crate::domain::state_size::StateSize;
 use crate::domain::visibility::Visibility;
@@ -802,9 +804,6 @@ fn lost_part(what: &str) -> ExitReason {
         format!("a delegated call lost its {what}"),
     ))
 }
-
-/// The maximum number of delegations of one call after which its tool is called again.
-const MAX_DELEGATIONS: usize = 16;
 
 /// Returns the text for the delegating model about a child run that failed or was cancelled.
 fn failure_text(subagent: &str, failure: &Failure) -> String {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::call::CallStatus;
+use super::call::{Call, CallStatus};
 use super::id::{CheckpointId, RunId, StepBase, TaskId, ThreadId};
 use super::interrupt::{Interrupt, InterruptSource};
 use super::machine::{Failure, HookPoint, MODEL, Phase, Plan, Position, START, TOOLS};
@@ -120,6 +120,8 @@ pub struct Task {
     pub asks: Vec<Interrupt>,
     /// The child run that executes the call, if it is delegated.
     pub child: Option<RunId>,
+    /// The task of the child run: that of the call, unless the tool of the call is called again with the result.
+    pub delegated: Option<TaskId>,
     /// The error, if the task failed.
     pub error: Option<String>,
 }
@@ -156,9 +158,13 @@ impl Position {
             Phase::Hooks { point, next } => self.hook_tasks(plan, head, *point, *next),
             Phase::Tools { calls } => (0..calls.len())
                 .filter(|at| calls[*at].answer().is_none())
-                .map(|at| Task {
-                    child: calls[at].status.child(),
-                    ..self.task(head, TOOLS, Some(at))
+                .map(|at| {
+                    let task = self.task(head, TOOLS, Some(at));
+                    Task {
+                        child: calls[at].status.child(),
+                        delegated: delegated(task.id, &calls[at]),
+                        ..task
+                    }
                 })
                 .collect(),
             Phase::Ended => vec![],
@@ -217,6 +223,7 @@ impl Position {
             call,
             asks,
             child: None,
+            delegated: None,
             error: None,
         }
     }
@@ -230,6 +237,13 @@ impl Position {
             (InterruptSource::Hook(_) | InterruptSource::Call(_), _, _) => false,
         }
     }
+}
+
+/// Returns the task of the child run that executes a call. `task` is that of the call. The child run has its id from its task.
+fn delegated(task: TaskId, call: &Call) -> Option<TaskId> {
+    let child = call.status.child()?;
+    let again = TaskId::of_delegation(task, call.delegations.len());
+    [task, again].into_iter().find(|task| RunId::of_child(*task) == child)
 }
 
 #[cfg(test)]

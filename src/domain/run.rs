@@ -459,6 +459,9 @@ pub struct AssignedAgent {
 /// The maximum size of a delegated `system_prompt`, in bytes: several times the instructions of large agents.
 pub const MAX_DELEGATED_PROMPT_BYTES: usize = 64 * 1024;
 
+/// The maximum number of delegations of one call after which its tool is called again.
+pub const MAX_DELEGATIONS: usize = 16;
+
 /// A task delegated to a subagent, as it is stored: the input of the child run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct DelegatedTask {

@@ -15,7 +15,8 @@ pub(super) struct AgentCache {
     db: Db,
     run: RunId,
     main: Arc<Origin>,
-    children: HashMap<RunId, Arc<Origin>>,
+    /// The subagents; none for those whose runs were deleted.
+    children: HashMap<RunId, Option<Arc<Origin>>>,
 }
 
 impl AgentCache {
@@ -33,35 +34,39 @@ impl AgentCache {
         self.run
     }
 
-    /// Converts a logged row of the run to an event.
-    pub(super) async fn event(&mut self, logged: LoggedEvent) -> DbResult<Event> {
+    /// Converts a logged row of the run to an event; none if it is of a subagent whose run was deleted: the subagent was begun by
+    /// another run, and went with it.
+    pub(super) async fn event(&mut self, logged: LoggedEvent) -> DbResult<Option<Event>> {
         let origin = match logged.lane {
             Lane::Main => Arc::clone(&self.main),
-            Lane::Child(child) => self.child(child).await?,
+            Lane::Child(child) => match self.child(child).await? {
+                Some(origin) => origin,
+                None => return Ok(None),
+            },
         };
         let body = match logged.what {
             Logged::Entry(entry) => EventBody::Entry(Arc::new(entry)),
             Logged::Fact(fact) => EventBody::Fact(fact),
         };
-        Ok(Event {
+        Ok(Some(Event {
             seq: logged.seq,
             run: self.run,
             at: logged.at,
             origin,
             body,
-        })
+        }))
     }
 
-    async fn child(&mut self, child: RunId) -> DbResult<Arc<Origin>> {
+    async fn child(&mut self, child: RunId) -> DbResult<Option<Arc<Origin>>> {
         if let Some(known) = self.children.get(&child) {
-            return Ok(Arc::clone(known));
+            return Ok(known.clone());
         }
         let found = self
             .db
             .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, child).await }))
             .await?;
-        let origin = found.map_or_else(|| Arc::clone(&self.main), |run| Arc::new(Origin::of(&run)));
-        self.children.insert(child, Arc::clone(&origin));
+        let origin = found.map(|run| Arc::new(Origin::of(&run)));
+        self.children.insert(child, origin.clone());
         Ok(origin)
     }
 }

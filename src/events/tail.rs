@@ -243,7 +243,7 @@ impl Tail {
         let (page, last) = limit_page(floor, after, read.await?);
         for logged in page.into_iter().filter(|logged| logged.run == Some(run)) {
             let event = self.agents.event(logged).await?;
-            self.waiting.push_back(Arc::new(event));
+            self.waiting.extend(event.map(Arc::new));
         }
         self.after = Some(last);
         Ok(self.after != Some(after))

@@ -162,7 +162,7 @@ impl ThreadTail {
             let Some(run) = logged.run else { continue };
             if let Some(agents) = self.agents_of(run).await? {
                 let event = agents.event(logged).await?;
-                self.waiting.push_back(Arc::new(event));
+                self.waiting.extend(event.map(Arc::new));
             }
         }
         self.after = last;

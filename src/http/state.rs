@@ -156,7 +156,7 @@ impl StateReader<'_> {
     async fn add_subagent_states(&mut self, namespace: &[TaskId], view: &mut StateView) -> Result<(), ApiError> {
         for task in view.tasks.iter_mut().filter(|task| task.name == TOOLS) {
             let below = StateAddress {
-                namespace: [namespace, &[TaskId(task.id)]].concat(),
+                namespace: [namespace, &[task.delegated.unwrap_or(TaskId(task.id))]].concat(),
                 checkpoint: None,
             };
             let is_full = self.bytes_left == 0;

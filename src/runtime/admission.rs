@@ -44,7 +44,7 @@ pub(super) use start::{
     UnstoredRun, check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant,
     refuse_by_policies, start_as, try_start,
 };
-pub(super) use withdraw::{Undone, leave_thread, undo, withdraw};
+pub(super) use withdraw::{Undone, leave_thread, thread_status, undo, withdraw};
 
 /// A run that was admitted.
 pub(super) struct Admitted {

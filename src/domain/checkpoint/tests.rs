@@ -107,6 +107,21 @@ fn each_open_call_is_a_task_with_its_interrupt_or_child() {
 }
 
 #[test]
+fn each_delegated_call_has_the_task_of_its_child_run() {
+    let mut machine = in_tools(&["a", "b", "c"]);
+    let own = machine.call_task(0);
+    let again = TaskId::of_delegation(machine.call_task(1), 0);
+    for (at, child) in [(0, RunId::of_child(own)), (1, RunId::of_child(again))] {
+        machine.set_call_status(at, CallStatus::Delegated { child, parked: true });
+    }
+    let tasks = tasks(&machine);
+    assert_eq!(
+        tasks.iter().map(|task| task.delegated).collect::<Vec<_>>(),
+        [Some(own), Some(again), None]
+    );
+}
+
+#[test]
 fn a_hook_that_asks_stays_the_task_until_it_has_run_with_the_answer() {
     let mut machine = in_tools(&["a"]);
     machine.position.phase = Phase::Hooks {

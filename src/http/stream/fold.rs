@@ -65,11 +65,10 @@ impl AgentFold {
     /// `None` for an agent without events.
     pub(in crate::http) fn required_state(view: Option<&Self>, body: &EventBody) -> Option<CheckpointId> {
         let is_unknown = view.is_none_or(|view| view.state.is_none());
+        let is_elsewhere = |at: &CheckpointId| is_unknown || view.is_some_and(|view| view.head != Some(*at));
         match body {
-            EventBody::Fact(Fact::Started { base, .. }) => {
-                base.filter(|base| is_unknown || view.is_some_and(|view| view.head != Some(*base)))
-            }
-            EventBody::Entry(entry) => entry.parent.filter(|_| is_unknown),
+            EventBody::Fact(Fact::Started { base, .. }) => base.filter(is_elsewhere),
+            EventBody::Entry(entry) => entry.parent.filter(is_elsewhere),
             EventBody::Fact(Fact::Asked { head, .. } | Fact::Calling { head, .. }) => head.filter(|_| is_unknown),
             EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => None,
         }
@@ -104,6 +103,10 @@ impl AgentFold {
                 self.interrupts.clear();
             }
             EventBody::Entry(entry) => {
+                // The log of a copied thread has the steps of its branches, and no starts between them.
+                if !has_base && self.head != entry.parent {
+                    self.state = None;
+                }
                 if self.state.is_none() && entry.parent.is_none() && follows_state {
                     self.state = Some(State::default());
                 }
@@ -319,6 +322,28 @@ mod tests {
         );
         view.begin_event(&started(Some(elsewhere)), None, false);
         assert_eq!(texts(&view), None);
+    }
+
+    #[test]
+    fn a_step_on_another_branch_requires_the_state_of_its_parent() {
+        let mut view = view();
+        let first = entry(None, 0, "a");
+        let left = entry(Some(first.id), 1, "b");
+        for step in [&first, &left] {
+            view.begin_event(&EventBody::Entry(Arc::clone(step)), None, true);
+            view.advance(step);
+        }
+        let branch = entry(Some(first.id), 1, "c");
+        let body = EventBody::Entry(Arc::clone(&branch));
+        assert_eq!(AgentFold::required_state(Some(&view), &body), Some(first.id));
+        let mut unread = view.clone();
+        unread.begin_event(&body, None, false);
+        assert_eq!(texts(&unread), None);
+        let mut base = State::default();
+        first.writes.iter().for_each(|update| base.apply(update));
+        view.begin_event(&body, Some(Arc::new(base)), true);
+        view.advance(&branch);
+        assert_eq!(texts(&view), Some(vec!["a".to_owned(), "c".to_owned()]));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::domain::checkpoint::CheckpointSource;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::machine::{Failure, Plan, Position, START, TOOLS};
-use crate::domain::run::{Run, namespace_text};
+use crate::domain::run::{MAX_DELEGATIONS, Run, namespace_text};
 use crate::domain::run_config::configurable;
 use crate::domain::thread::Thread;
 use crate::http::error::ApiError;
@@ -78,6 +78,9 @@ pub struct TaskView {
     /// The writes of a completed task.
     #[schema(value_type = Option<Object>)]
     pub result: Option<Box<RawValue>>,
+    /// The last task in the namespace of the task's subagent, if it is not `id`.
+    #[serde(skip)]
+    pub delegated: Option<TaskId>,
 }
 
 /// A reference to a checkpoint.
@@ -162,12 +165,17 @@ impl HistoryContext {
     /// The tasks of a completed step.
     fn finished_tasks(&self, step: CompletedStep) -> Vec<TaskView> {
         let CompletedStep { node, base, results } = step;
+        let delegates = node == TOOLS && !self.interrupts.is_empty();
         let view = |(at, result): (usize, Option<Box<RawValue>>)| {
             let id = base.task(&node, at);
+            let mut tasks = vec![id];
+            if delegates {
+                tasks.extend((0..MAX_DELEGATIONS).map(|number| TaskId::of_delegation(id, number)));
+            }
             let interrupts = self
                 .interrupts
                 .iter()
-                .filter(|(task, _)| *task == id)
+                .filter(|(task, _)| tasks.contains(task))
                 .map(|(_, record)| brief(&record.interrupt));
             TaskView {
                 result,
@@ -181,15 +189,15 @@ impl HistoryContext {
     fn open_tasks(&self, position: &Position, head: CheckpointId, plan: Option<&Plan>) -> Vec<TaskView> {
         let cancelled = self.cancellation(head);
         let view = |task: crate::domain::checkpoint::Task| {
-            let interrupts = self
-                .interrupts
-                .iter()
-                .filter(|(id, record)| *id == task.id && record.status == InterruptState::Pending);
+            let interrupts = self.interrupts.iter().filter(|(id, record)| {
+                (*id == task.id || Some(*id) == task.delegated) && record.status == InterruptState::Pending
+            });
             let interrupts: Vec<Value> = interrupts.map(|(_, record)| brief(&record.interrupt)).collect();
             // A task that asks goes on with the answer.
             let cancelled = cancelled.clone().filter(|_| interrupts.is_empty());
             TaskView {
                 error: task.error.or(cancelled),
+                delegated: task.delegated.filter(|delegated| *delegated != task.id),
                 ..task_view(task.id, &task.node, task.call.unwrap_or(0), interrupts)
             }
         };
@@ -285,6 +293,7 @@ fn task_view(id: TaskId, node: &str, call: usize, interrupts: Vec<Value>) -> Tas
         checkpoint: None,
         state: None,
         result: None,
+        delegated: None,
     }
 }
 

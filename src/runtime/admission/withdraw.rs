@@ -3,10 +3,11 @@
 use crate::db::events::NewEvent;
 use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Notification, Tx};
+use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::machine::{Failure, Phase};
+use crate::domain::machine::{Failure, Phase, Position};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -137,18 +138,47 @@ pub(in crate::runtime) async fn undo(
 }
 
 /// Returns the status of a thread on which no run is at work, and the failure of its last step.
-async fn thread_status(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, Option<Failure>)> {
-    let head = match db::checkpoints::head(tx, thread, Lane::Main).await {
-        Ok(Some(head)) => head,
-        Ok(None) => return Ok((ThreadStatus::Idle, None)),
-        Err(error) if error.is_corrupt() => return Ok((ThreadStatus::Error, Some(db::runs::unreadable(&error)))),
+pub(in crate::runtime) async fn thread_status(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+) -> DbResult<(ThreadStatus, Option<Failure>)> {
+    let (status, error, was_left) = match db::checkpoints::head(tx, thread, Lane::Main).await {
+        Ok(Some(head)) => status_at(head.position),
+        Ok(None) => (ThreadStatus::Idle, None, false),
+        Err(error) if error.is_corrupt() => (ThreadStatus::Error, Some(db::runs::unreadable(&error)), false),
         Err(error) => return Err(error),
     };
-    Ok(match (head.position.failure, head.position.phase) {
-        (Some(failure), _) => (ThreadStatus::Error, Some(failure)),
-        (None, Phase::Ended) => (ThreadStatus::Idle, None),
+    let error = match was_left {
+        true => Box::pin(cancellation(tx, thread)).await?,
+        false => error,
+    };
+    Ok((status, error))
+}
+
+/// Returns the status of a thread that is at this position, the failure of the step, and whether a run left the step without
+/// a question to answer: it was cancelled, or stopped at a breakpoint.
+fn status_at(position: Position) -> (ThreadStatus, Option<Failure>, bool) {
+    let was_left = !waits_for_answers(&position);
+    match (position.failure, position.phase) {
+        (Some(failure), _) => (ThreadStatus::Error, Some(failure), false),
+        (None, Phase::Ended) => (ThreadStatus::Idle, None, false),
         (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }) => {
-            (ThreadStatus::Interrupted, None)
+            (ThreadStatus::Interrupted, None, was_left)
         }
-    })
+    }
+}
+
+/// Returns whether a step waits for answers to interrupts of its own, or of its child runs.
+fn waits_for_answers(position: &Position) -> bool {
+    let asks = position.asked.iter().any(|asked| asked.answer.is_none());
+    let is_parked = |call: &Call| matches!(call.status, CallStatus::Delegated { parked: true, .. });
+    asks || matches!(&position.phase, Phase::Tools { calls } if calls.iter().any(is_parked))
+}
+
+/// Returns the failure of the run that made the newest step of a thread, if that run was cancelled.
+async fn cancellation(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Failure>> {
+    let later = db::runs::of_newest_step_later(tx, thread).await?;
+    let run = db::unless_corrupt(later.read(tx).await)?.flatten();
+    let cancelled = run.filter(|run| run.status == RunStatus::Interrupted);
+    Ok(cancelled.and_then(|run| run.error))
 }

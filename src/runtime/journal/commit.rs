@@ -330,11 +330,15 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
         true => Some(db::runs::unreported_later(tx, thread).await?),
         false => None,
     };
-    let left = ThreadAfterRun {
+    let mut left = ThreadAfterRun {
         run: run_context.run.id,
         status,
         error: end.error.clone(),
     };
+    if status == ThreadStatus::Idle && run_context.run.request.checkpoint.is_some() {
+        // A run from an older checkpoint may have written nothing. Then the thread is at its newest checkpoint as before.
+        (left.status, left.error) = Box::pin(admission::thread_status(tx, thread)).await?;
+    }
     // Nearly always the thread holds no messages for certain, and on SQLite the transaction waits for nothing then.
     match end.looks_for_messages {
         true => Box::pin(admission::leave_thread(tx, thread, &left, at)).await?,

@@ -22,6 +22,7 @@ on_both_engines! {
     a_message_waits_for_what_is_asked_when_a_left_branch_goes_on,
     the_thread_lists_what_can_be_answered_on_its_newest_branch,
     the_tasks_of_a_step_on_another_branch_have_one_id_in_streams_and_states,
+    a_run_that_finds_nothing_to_do_at_an_older_checkpoint_leaves_the_status_of_the_thread,
 }
 
 /// An agent that asks about each call by itself.
@@ -430,4 +431,25 @@ async fn the_tasks_of_a_step_on_another_branch_have_one_id_in_streams_and_states
         }
     }
     assert_eq!(in_thread, tasks);
+}
+
+async fn a_run_that_finds_nothing_to_do_at_an_older_checkpoint_leaves_the_status_of_the_thread(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let ended = alice.state().await["checkpoint"].clone();
+    let goes_on_there = || alice.run_body("", json!({"input": null, "checkpoint": ended}));
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    alice.starts(goes_on_there()).await.finishes().await;
+    assert_eq!(alice.state().await["interrupts"][0]["id"], question.id());
+    assert_eq!(alice.status().await, "interrupted");
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(server.tools.recipients(), ["bob"]);
+    assert_eq!(alice.status().await, "idle");
+    alice.says(script().fails(400)).await;
+    let failed = alice.record().await;
+    assert_eq!(failed["status"], "error");
+    alice.starts(goes_on_there()).await.finishes().await;
+    let left = alice.record().await;
+    assert_eq!((&left["status"], &left["error"]), (&failed["status"], &failed["error"]));
 }

@@ -10,6 +10,7 @@ on_both_engines! {
     the_files_of_all_subagents_are_part_of_the_result,
     a_tool_learns_that_its_subagent_has_failed,
     an_interrupt_of_a_subagent_is_answered_before_the_tool_is_called_again,
+    the_state_shows_the_interrupt_and_the_subagent_of_each_delegation_of_a_call,
     a_tool_delegates_at_most_sixteen_times_in_a_call,
     an_unknown_subagent_ends_the_call,
     a_call_that_delegates_again_survives_a_kill,
@@ -119,6 +120,31 @@ async fn an_interrupt_of_a_subagent_is_answered_before_the_tool_is_called_again(
     alice.approves(&question).await.finishes().await;
     assert_eq!(alice.transcript().await[2], "investigate: success: sent | success: two");
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
+}
+
+async fn the_state_shows_the_interrupt_and_the_subagent_of_each_delegation_of_a_call(server: TestServer) {
+    let alice = server.human("deep").await;
+    let mails = |id, to| step(script().calls(mail(id, to)).says("sent"));
+    let steps = vec![mails("m1", "bob"), mails("m2", "eve")];
+    alice.says(script().calls(investigate(steps)).says("done")).await;
+    for to in ["bob", "eve"] {
+        let question = alice.question().await;
+        let state = alice.try_get("/state?subgraphs=true").await.expect("a state");
+        let task = &state["tasks"][0];
+        assert_eq!(task["interrupts"][0]["id"], question.id(), "{to}");
+        assert_eq!(task["interrupts"].as_array().map(Vec::len), Some(1), "{to}");
+        assert_eq!(state["interrupts"], task["interrupts"], "{to}");
+        let calls = &task["state"]["values"]["messages"][1]["tool_calls"];
+        assert_eq!(calls[0]["args"]["to"], to);
+        assert_eq!(alice.history().await[0]["tasks"][0]["interrupts"], task["interrupts"]);
+        alice.approves(&question).await.finishes().await;
+    }
+    let finished = alice.history().await.into_iter();
+    let interrupts: Vec<usize> = finished
+        .filter(|checkpoint| checkpoint["next"] == json!(["tools"]))
+        .filter_map(|checkpoint| Some(checkpoint["tasks"][0]["interrupts"].as_array()?.len()))
+        .collect();
+    assert_eq!(interrupts, [2]);
 }
 
 async fn a_tool_delegates_at_most_sixteen_times_in_a_call(server: TestServer) {

@@ -4,7 +4,10 @@ use serde_json::{Value, json};
 
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
-use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, on_postgres, script, task, transcript};
+use crate::support::viewer::{Viewer, data, depth};
+use crate::support::{
+    TestServer, approval, eventually, lookup, mail, on_both_engines, on_postgres, script, task, transcript,
+};
 
 /// Has a mailer ask whether it may send an email, after which it looks something up.
 fn careful() -> Value {
@@ -48,6 +51,7 @@ on_both_engines! {
     a_run_whose_question_was_withdrawn_is_deleted,
     a_run_whose_work_is_over_is_deleted_with_its_subagents,
     a_thread_continues_from_the_subagent_of_a_deleted_run,
+    streams_leave_out_the_work_of_a_subagent_whose_run_was_deleted,
     the_same_answer_after_the_run_that_asked_was_deleted_returns_the_same_run,
     a_waiting_run_is_deleted_while_another_is_at_work,
 }
@@ -160,6 +164,32 @@ async fn a_thread_continues_from_the_subagent_of_a_deleted_run(server: TestServe
         alice.transcript().await,
         ["human: …", "ai calls task", "task: found", "ai: done"]
     );
+}
+
+async fn streams_leave_out_the_work_of_a_subagent_whose_run_was_deleted(server: TestServer) {
+    let (alice, run) = a_mailer_waits(&server).await;
+    let more = json!({"stream_mode": ["values"], "stream_resumable": true});
+    alice.streams_resume(approval(), more).await.rest().await;
+    let next = alice.run(&alice.runs().await[0]);
+    assert_eq!(server.client().delete(&run.path).await.status, 204);
+    let ids = |values: &Value| -> Vec<String> {
+        let messages = values["messages"].as_array().expect("messages");
+        messages.iter().map(|message| message["id"].to_string()).collect()
+    };
+    let newest = ids(&alice.state().await["values"]);
+
+    let frames = next.is_joined(Some("-1")).await.rest().await;
+    let last = frames.iter().rfind(|frame| frame.event == "values").expect("a state");
+    assert_eq!(ids(&last.data), newest);
+    let frames = Viewer::of(&server, &alice.thread).replays(1).await;
+    assert!(frames.iter().all(|frame| depth(frame) == 0), "{frames:#?}");
+    let states: Vec<Vec<String>> = frames
+        .iter()
+        .filter(|frame| frame.event == "values")
+        .map(|frame| ids(data(frame)))
+        .collect();
+    assert!(states.iter().all(|state| newest.starts_with(state)), "{states:?}");
+    assert_eq!(states.last(), Some(&newest));
 }
 
 async fn the_same_answer_after_the_run_that_asked_was_deleted_returns_the_same_run(server: TestServer) {

@@ -31,6 +31,7 @@ on_both_engines! {
     an_accepted_answer_survives_a_message_with_the_strategy_interrupt,
     the_answers_of_a_cancelled_pending_run_are_withdrawn,
     a_pending_run_can_be_cancelled,
+    a_queued_run_that_is_cancelled_leaves_the_error_of_the_run_before_it,
     a_finished_run_cannot_be_cancelled,
     runs_are_listed_newest_first_without_those_of_subagents,
     a_deleted_run_is_not_found,
@@ -502,6 +503,26 @@ async fn a_pending_run_can_be_cancelled(server: TestServer) {
     first.finishes().await;
     assert_eq!(alice.status().await, "idle");
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: first");
+}
+
+async fn a_queued_run_that_is_cancelled_leaves_the_error_of_the_run_before_it(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let first = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+    server.tools.called("lookup", 1).await;
+    first.is_cancelled("interrupt").await.ok();
+    server.tools.let_go("lookup");
+    let error = alice.record().await["error"].clone();
+    let tasks = alice.state().await["tasks"].clone();
+    assert_eq!(error["error"], "UserInterrupt");
+    assert!(tasks[0]["error"].is_string(), "{tasks}");
+    let later = alice
+        .starts(alice.run_body("later", json!({"after_seconds": 3600})))
+        .await;
+    later.is_cancelled("interrupt").await.ok();
+    let thread = alice.record().await;
+    assert_eq!((&thread["status"], &thread["error"]), (&json!("interrupted"), &error));
+    assert_eq!(alice.state().await["tasks"], tasks);
 }
 
 async fn a_finished_run_cannot_be_cancelled(server: TestServer) {

@@ -35,6 +35,7 @@ on_both_engines! {
     a_replay_has_no_messages_that_have_left_the_state,
     only_the_last_of_many_large_states_is_replayed,
     a_replay_for_a_subagent_begins_with_the_run_in_which_it_worked,
+    the_states_of_a_copied_thread_are_those_of_its_branches,
 }
 
 /// Returns what a user says in a turn, and the agent with them.
@@ -146,4 +147,31 @@ async fn a_replay_for_a_subagent_begins_with_the_run_in_which_it_worked(server: 
             "lifecycle@1 completed helper",
         ]
     );
+}
+
+async fn the_states_of_a_copied_thread_are_those_of_its_branches(server: TestServer) {
+    let alice = server.human("plain").await;
+    alice.says("one").await;
+    alice.says("two").await;
+    let first = alice.history().await.pop().expect("a checkpoint");
+    let again = alice.run_body("", json!({"input": null, "checkpoint": first["checkpoint"]}));
+    alice.starts(again).await.finishes().await;
+    let copied = alice.client().post(&alice.path("/copy"), json!({})).await.ok();
+    let copy = alice.on(copied["thread_id"].as_str().expect("an id"));
+    copy.says("three").await;
+
+    let filter = json!({"channels": ["values", "checkpoints", "lifecycle"]});
+    let frames = until_ends(&mut Viewer::of(&server, &copy.thread).opens(filter).await, 1).await;
+    let history = copy.history().await;
+    let mut compared = 0;
+    for pair in frames.windows(2) {
+        if pair[0].event == "checkpoints" && pair[1].event == "values" {
+            let id = &data(&pair[0])["id"];
+            let found = history.iter().find(|state| state["checkpoint_id"] == *id);
+            let state = &found.expect("a checkpoint")["values"];
+            assert_eq!(ids(data(&pair[1])), ids(state));
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 8);
 }

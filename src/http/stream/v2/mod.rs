@@ -113,10 +113,15 @@ impl V2Presenter {
 
     /// The checkpoint whose state [`V2Presenter::present`] needs for `event`.
     pub fn required_state(&self, event: &Event) -> Option<CheckpointId> {
+        let visibility = event.origin.visibility;
+        let mut with_state = [Channel::Values, Channel::Tools, Channel::Tasks].into_iter();
+        if !with_state.any(|channel| channel.shows(visibility) && self.filter.has(channel)) {
+            return None;
+        }
+        // Events of which clients see nothing are not folded.
+        let event = visibility.visible_part(event)?;
         let known = self.agents.get(&event.origin.lane);
-        let with_state = [Channel::Values, Channel::Tools, Channel::Tasks];
-        let is_wanted = with_state.into_iter().any(|channel| self.filter.has(channel));
-        AgentFold::required_state(known.map(|known| &known.fold), &event.body).filter(|_| is_wanted)
+        AgentFold::required_state(known.map(|known| &known.fold), &event.body)
     }
 
     /// The agent whose last step up to this number of which clients see something ([`shows_change`]) must be given to

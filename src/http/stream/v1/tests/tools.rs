@@ -128,3 +128,23 @@ fn no_call_of_a_subagent_that_shows_its_status_is_sent() {
     assert_eq!(events_of(&told), Vec::<&str>::new());
     assert!(!json!(told).to_string().contains("musing"), "{told:#?}");
 }
+
+#[test]
+fn no_state_is_read_for_events_that_are_not_sent() {
+    let mut play = Play::new();
+    let mut main = play.main();
+    let mut child = delegates(&mut play, &mut main);
+    Arc::make_mut(&mut child.origin).visibility = Visibility::ToolsOnly;
+    play.start(&child, false);
+    play.input(&mut child, "look");
+    let mut presenter = play.presenter(&[StreamMode::Tools], true);
+    let mut unsent = 0;
+    for event in &play.events {
+        if event.origin.visibility.visible_part(event).is_none() {
+            assert_eq!(presenter.needs(event).state, None);
+            unsent += 1;
+        }
+        play.present(&mut presenter, event);
+    }
+    assert_eq!(unsent, 2);
+}
