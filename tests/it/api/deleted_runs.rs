@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
-use crate::support::viewer::{Viewer, data, depth};
+use crate::support::sse::Frame;
+use crate::support::viewer::{Viewer, data};
 use crate::support::{
     TestServer, approval, eventually, lookup, mail, on_both_engines, on_postgres, script, task, transcript,
 };
@@ -182,7 +183,8 @@ async fn streams_leave_out_the_work_of_a_subagent_whose_run_was_deleted(server: 
     let last = frames.iter().rfind(|frame| frame.event == "values").expect("a state");
     assert_eq!(ids(&last.data), newest);
     let frames = Viewer::of(&server, &alice.thread).replays(1).await;
-    assert!(frames.iter().all(|frame| depth(frame) == 0), "{frames:#?}");
+    let is_of_main_agent = |frame: &Frame| frame.data["params"]["agent_path"] == json!(["main-agent"]);
+    assert!(frames.iter().all(is_of_main_agent), "{frames:#?}");
     let states: Vec<Vec<String>> = frames
         .iter()
         .filter(|frame| frame.event == "values")
