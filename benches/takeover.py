@@ -38,7 +38,8 @@ class HeldTool:
         return self
 
     async def _serve(self, reader, writer):
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        # A connection that is still open at the end is cancelled.
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while head := await reader.readuntil(b"\r\n\r\n"):
                 lines = head.decode().lower().split("\r\n")
                 length = next(int(line.split(":")[1]) for line in lines if line.startswith("content-length:"))
