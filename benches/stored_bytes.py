@@ -11,14 +11,15 @@ are rewritten before they are counted (`vacuum full`), so that rows that were ch
 
 import argparse
 import json
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "proof"))
+from parts import ask, free_port  # noqa: E402
 
 CONFIGURATION = """\
 [server]
@@ -49,26 +50,11 @@ select relname, pg_relation_size(c.oid), pg_relation_size(c.oid) from pg_class c
 where relnamespace = 'public'::regnamespace and relkind in ('r', 'i')"""
 
 
-def free_port():
-    """Returns a port that nobody listens to."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def ask(base, path, body=None):
-    """Returns the answer to a request."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(base + path, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
-
-
-def wait_until_ready(base):
+def wait_until_ready(port):
     """Waits for the server."""
     for _ in range(100):
         try:
-            ask(base, "/ok")
+            ask(port, "/ok")
             return
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.1)
@@ -94,12 +80,12 @@ def script(number, steps):
     return text, json.dumps({"script": [*calls, {"text": text}]}, separators=(",", ":"))
 
 
-def play(base, thread, numbers, steps):
+def play(port, thread, numbers, steps):
     """Has a run for each number."""
     for number in numbers:
         text, message = script(number, steps)
         body = {"assistant_id": "plain", "input": {"messages": [{"role": "user", "content": message}]}}
-        values = ask(base, f"/threads/{thread}/runs/wait", body)
+        values = ask(port, f"/threads/{thread}/runs/wait", body)
         said = values["messages"][-1]["content"]
         if said != text:
             sys.exit(f"run {number} has answered {said!r}")
@@ -126,7 +112,6 @@ def main():
     parser.add_argument("--steps", type=int, default=0, help="calls of a tool in each run")
     options = parser.parse_args()
     port = free_port()
-    base = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         file = None if options.database else Path(folder, "adjutant.db")
         database = options.database or f"sqlite://{file}"
@@ -134,12 +119,12 @@ def main():
         configuration.write_text(CONFIGURATION.format(port=port, database=database))
         server = subprocess.Popen([options.server.resolve(), "serve", "--config", str(configuration)], cwd=folder)
         try:
-            wait_until_ready(base)
-            thread = ask(base, "/threads", {})["thread_id"]
+            wait_until_ready(port)
+            thread = ask(port, "/threads", {})["thread_id"]
             first = options.runs // 10
-            play(base, thread, range(first), options.steps)
+            play(port, thread, range(first), options.steps)
             before = sizes(database, file)
-            play(base, thread, range(first, options.runs), options.steps)
+            play(port, thread, range(first, options.runs), options.steps)
             after = sizes(database, file)
         finally:
             server.terminate()

@@ -55,11 +55,10 @@ impl Subagent {
     /// Returns the input for a task: the shared fields and one human message. An agent on another server receives only the
     /// message.
     pub(super) fn input(&self, task: &DelegatedTask, parent: &State) -> Update {
-        let shared = || self.agent.shares.of(parent.for_subagent());
         let mut input = if self.agent.remote().is_some() {
             Update::none()
         } else {
-            shared()
+            self.agent.shares.of(parent.for_subagent())
         };
         if self.is_external {
             input.fields.retain(|name, _| self.agent.declared.has(name));

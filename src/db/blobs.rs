@@ -252,7 +252,7 @@ impl Packer {
         Ok(Self {
             sealer: tx.sealer_of_thread(thread).await?,
             min: tx.blob_min_chars,
-            shortens: tx.shortens,
+            shortens: tx.shortens(),
             blobs: BTreeMap::new(),
         })
     }

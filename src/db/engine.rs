@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Component, Path};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -26,6 +26,7 @@ use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
 use super::{DbAddress, SpawnWriter, migration, reader, session_lock, upgrade};
+use crate::domain::id::WorkerId;
 
 mod lane;
 mod lock;
@@ -72,11 +73,8 @@ pub struct Tx<'c> {
     pub(super) access: RowAccess,
     /// The number of characters from which base64 content is stored as a blob.
     pub(super) blob_min_chars: usize,
-    /// True if new texts are stored in the [short form](super::short_form).
-    pub(super) shortens: bool,
-    /// True if new positions and events are stored without the questions of their interrupts, see
-    /// [`questions`](super::questions).
-    pub(super) stores_questions_once: bool,
+    /// The number of the forms in which new rows are stored.
+    forms: u32,
     /// The questions that the transaction has read.
     pub(super) questions: KnownQuestions,
     has_erased: &'c AtomicBool,
@@ -89,12 +87,8 @@ pub(super) struct TxParts {
     pub(super) sealing: Sealing,
     /// True after a deletion whose traces are not yet removed from the write-ahead log of SQLite.
     pub(super) has_erased: Arc<AtomicBool>,
-    /// True if new texts are stored in the [short form](super::short_form). On Postgres not before an
-    /// [`upgrade`] is finished.
-    pub(super) shortens: Arc<AtomicBool>,
-    /// True if new positions and events are stored without the questions of their interrupts. On Postgres not before an
-    /// [`upgrade`] is finished.
-    pub(super) stores_questions_once: Arc<AtomicBool>,
+    /// The number of the forms in which new rows are stored: on Postgres those that every server reads, see [`upgrade`].
+    pub(super) forms: Arc<AtomicU32>,
     /// The number of characters from which base64 content is stored as a blob.
     pub(super) blob_min_chars: usize,
     /// True if statements of Postgres are prepared once for each connection.
@@ -149,11 +143,20 @@ impl<'c> Tx<'c> {
             sealing: &parts.sealing,
             keys: TxKeys::default(),
             blob_min_chars: parts.blob_min_chars,
-            shortens: parts.shortens.load(Ordering::Relaxed),
-            stores_questions_once: parts.stores_questions_once.load(Ordering::Relaxed),
+            forms: parts.forms.load(Ordering::Relaxed),
             questions: KnownQuestions::default(),
             has_erased: &parts.has_erased,
         }
+    }
+
+    /// Returns whether new texts are stored in the [short form](super::short_form).
+    pub(super) fn shortens(&self) -> bool {
+        self.forms >= upgrade::SHORT_TEXTS
+    }
+
+    /// Returns whether new positions and events are stored without the [questions](super::questions) of their interrupts.
+    pub(super) fn stores_questions_once(&self) -> bool {
+        self.forms >= upgrade::QUESTIONS_ONCE
     }
 
     /// Returns whether Postgres has refused a statement of this transaction since the session is read-only.
@@ -308,8 +311,7 @@ pub(super) async fn open(
     let KeptConnection { mut conn, processor } = kept;
     migration::migrate_sqlite(&mut conn).await?;
     // There is no other server.
-    outfit.parts.shortens.store(true, Ordering::Relaxed);
-    outfit.parts.stores_questions_once.store(true, Ordering::Relaxed);
+    outfit.parts.forms.store(WorkerId::FORMS_READ, Ordering::Relaxed);
     outfit
         .parts
         .sealing
@@ -436,11 +438,8 @@ async fn open_postgres(
     // migrations may also take longer than other statements.
     let mut first = direct.connect(limits).await?;
     migration::migrate_postgres(&mut first).await?;
-    let read = upgrade::forms_read(&mut first).await?;
-    parts.shortens.store(read.short_texts, Ordering::Relaxed);
-    parts
-        .stores_questions_once
-        .store(read.questions_once, Ordering::Relaxed);
+    let forms = upgrade::forms_read(&mut first).await?;
+    parts.forms.store(forms, Ordering::Relaxed);
     let sealing = &parts.sealing;
     sealing
         .check(&mut Tx::postgres(&mut first, parts, &RowAccess::Server))

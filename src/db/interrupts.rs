@@ -387,21 +387,15 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResu
 pub(super) async fn questions(
     tx: &mut Tx<'_>,
     thread: ThreadId,
-    ids: BTreeSet<String>,
+    ids: BTreeSet<InterruptId>,
 ) -> DbResult<HashMap<InterruptId, Arc<Question>>> {
-    let ids: Vec<String> = ids.into_iter().collect();
+    const SQL: &str = "select interrupt_id, interrupt from interrupts where thread_id = $1 and interrupt_id in ";
+    let ids: Vec<InterruptId> = ids.into_iter().collect();
     let mut found = HashMap::with_capacity(ids.len());
     for batch in ids.chunks(MAX_IDS) {
-        let rows: Vec<(String, String)> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new("select interrupt_id, interrupt from interrupts where thread_id = ");
-            sql.push_bind(thread.0).push(" and interrupt_id in (");
-            let mut list = sql.separated(", ");
-            for id in batch {
-                list.push_bind(id.clone());
-            }
-            sql.push(")");
-            sql.build_query_as().fetch_all(conn).await
-        })?;
+        let statement = tx.statement(SQL).bind(thread.0);
+        let statement = statement.bind_list(batch.iter().map(|id| id.0.as_str()));
+        let rows: Vec<(String, String)> = statement.fetch_all().await?;
         for (id, interrupt) in rows {
             let id = InterruptId(id);
             let read = unless_corrupt(cell("interrupt", &id).decode::<Interrupt>(&interrupt))?;

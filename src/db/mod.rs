@@ -242,8 +242,7 @@ impl Db {
             states: Arc::default(),
             sealing: Sealing::new(keys),
             has_erased: Arc::default(),
-            shortens: Arc::default(),
-            stores_questions_once: Arc::default(),
+            forms: Arc::default(),
             blob_min_chars: limits.blob_min_chars,
             prepares: address.prepared_statements,
         };
@@ -300,22 +299,10 @@ impl Db {
         &self.0.parts.states
     }
 
-    /// Stores new texts in the short form or in the long one.
+    /// Stores new rows in this number of forms, see [`upgrade`].
     #[cfg(test)]
-    fn set_short_texts(&self, are_short: bool) {
-        self.0
-            .parts
-            .shortens
-            .store(are_short, std::sync::atomic::Ordering::Relaxed);
-    }
-
-    /// Stores new positions and events with the questions of their interrupts, or without them.
-    #[cfg(test)]
-    fn set_questions_once(&self, are_once: bool) {
-        self.0
-            .parts
-            .stores_questions_once
-            .store(are_once, std::sync::atomic::Ordering::Relaxed);
+    fn set_forms(&self, forms: u32) {
+        self.0.parts.forms.store(forms, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Returns whether new values are sealed.

@@ -37,7 +37,7 @@ impl KnownQuestions {
 
 /// Returns a position as it is stored.
 pub(super) fn stored_position<'p>(tx: &Tx<'_>, position: &'p Position) -> Cow<'p, Position> {
-    if !tx.stores_questions_once || position.asked.iter().all(|asked| asked.is_inline) {
+    if !tx.stores_questions_once() || position.asked.iter().all(|asked| asked.is_inline) {
         return Cow::Borrowed(position);
     }
     Cow::Owned(Position {
@@ -56,7 +56,7 @@ pub(super) fn stored_fact<'f>(tx: &Tx<'_>, fact: &'f Fact) -> Cow<'f, Fact> {
     else {
         return Cow::Borrowed(fact);
     };
-    if !tx.stores_questions_once {
+    if !tx.stores_questions_once() {
         return Cow::Borrowed(fact);
     }
     Cow::Owned(Fact::Asked {
@@ -102,7 +102,7 @@ pub(super) async fn put_back(tx: &mut Tx<'_>, thread: ThreadId, mut lacking: Vec
         if let Some(question) = tx.questions.0.get(&(thread, asked.id.clone())) {
             asked.question = Arc::clone(question);
         } else {
-            unknown.insert(asked.id.0.clone());
+            unknown.insert(asked.id.clone());
         }
     }
     if unknown.is_empty() {

@@ -19,9 +19,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 pub use below::{count_waiting, members, successor, tree};
-pub use children::{
-    ChildRowUpdate, mark_begun_by, restore_children, set_child_status, stop_below, stop_children, update_child,
-};
+pub use children::{ChildRowUpdate, mark_begun_by, restore_children, stop_below, stop_children, update_child};
 #[cfg(test)]
 pub use claims::unreported;
 pub use claims::{
@@ -311,7 +309,7 @@ pub async fn insert_begun(
     let at = |column| cell(column, &run.id);
     let mut packer = Packer::of_thread(tx, run.thread).await?;
     let request = packer.encode(&at("request"), &run.request)?;
-    let stored_metadata = stored_metadata(run, tx.shortens);
+    let stored_metadata = stored_metadata(run, tx.shortens());
     let metadata = sealer.json(&at("metadata"), &stored_metadata)?;
     let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
     let error = error.transpose()?;

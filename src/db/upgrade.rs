@@ -1,7 +1,7 @@
 //! The end of an upgrade of several servers on Postgres: from then on servers may store what those of the former release do
 //! not read.
 //!
-//! The id of a worker says what its server reads, see [`WorkerId::mint`](crate::domain::id::WorkerId::mint). Once the upgrade is
+//! The id of a worker says what its server reads, see [`WorkerId::mint`]. Once the upgrade is
 //! finished, constraints with one name allow no workers that read less: none has a lease, holds a run that is running, or has
 //! claimed a job. A lease alone would not do: a server that was suspended for days looks for runs and jobs before it knows that
 //! it has no lease, and it ends what it cannot read. In a database that servers of this release have made, it is so from the
@@ -13,34 +13,33 @@ use sqlx::{Connection, PgConnection, Postgres, Transaction, query_scalar, raw_sq
 use super::error::DbResult;
 use super::session_lock::IS_HELD;
 use super::workers::NOW_POSTGRES;
+use crate::domain::id::WorkerId;
 
 /// The condition that the worker `{worker}` is one of this release or a later one.
 const READS_ALL: &str = "substr({worker}::text, 29) collate \"C\" between '00000002' and '000000ff'";
 
-/// The forms of what is stored that every server can read which can be at work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FormsRead {
-    /// True if all read texts in the [short form](super::short_form).
-    pub(super) short_texts: bool,
-    /// True if all read positions and events without the [questions](super::questions) of their interrupts.
-    pub(super) questions_once: bool,
-}
+/// The number of the forms of rows up to texts in the [short form](super::short_form). Each release with a new form reads those
+/// of former releases, too.
+pub(super) const SHORT_TEXTS: u32 = 1;
+/// The number of the forms of rows up to positions and events without the [questions](super::questions) of their interrupts.
+pub(super) const QUESTIONS_ONCE: u32 = 2;
 
-/// Returns what every server reads that can be at work.
-pub(super) async fn forms_read(conn: &mut PgConnection) -> DbResult<FormsRead> {
+/// Returns the number of the forms of rows that every server reads which can be at work.
+pub(super) async fn forms_read(conn: &mut PgConnection) -> DbResult<u32> {
     // Servers of the release before the former one could finish an upgrade to it: then all read short texts.
     const SQL: &str = "select conname::text from pg_constraint where conrelid = to_regclass('runs') \
         and conname in ('reads_short_texts', 'reads_questions_once')";
     let names: Vec<String> = query_scalar(SQL).fetch_all(conn).await?;
-    Ok(FormsRead {
-        short_texts: !names.is_empty(),
-        questions_once: names.iter().any(|name| name == "reads_questions_once"),
-    })
+    let forms = names.iter().map(|name| match name.as_str() {
+        "reads_questions_once" => QUESTIONS_ONCE,
+        _ => SHORT_TEXTS,
+    });
+    Ok(forms.max().unwrap_or(0))
 }
 
 /// Returns whether the upgrade is finished: every server that can be at work reads all that this one may store.
 pub(super) async fn is_finished(conn: &mut PgConnection) -> DbResult<bool> {
-    Ok(forms_read(conn).await?.questions_once)
+    Ok(forms_read(conn).await? == WorkerId::FORMS_READ)
 }
 
 /// Finishes the upgrade, if it is not finished. Servers store all forms from their next start on. Runs that servers of the

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::mcp::{LONGEST_NAME, before_digest, model_tool_name};
 use super::permission::{Permission, PermissionMode};
@@ -201,8 +201,8 @@ impl CallRule {
     }
 
     fn names(&self, tool: &str) -> bool {
-        let restricts = self.mode != PermissionMode::Allow;
-        self.tools.iter().any(|pattern| pattern.matches(tool, restricts))
+        let mut patterns = self.tools.iter();
+        patterns.any(|pattern| pattern.matches(tool, self.mode.restricts()))
     }
 
     fn is_about(&self, agent: &[String]) -> bool {
@@ -218,10 +218,10 @@ impl CallRule {
 
     /// Returns whether the arguments of a call are such as the rule is about.
     fn fits(&self, call: &ToolCall) -> bool {
-        let restricts = self.mode != PermissionMode::Allow;
+        let restricts = self.mode.restricts();
         let arguments = self.arguments.iter().all(|(name, pattern)| {
             let mut values = vec![];
-            collect_values(&Value::Object(call.args.clone()), name, restricts, &mut values);
+            collect_values(&call.args, name, restricts, &mut values);
             self.holds(&values, |value| pattern.is_match(value))
         });
         arguments
@@ -233,7 +233,7 @@ impl CallRule {
 
     fn fits_paths(&self, patterns: &[(Pattern, String)], call: &ToolCall) -> bool {
         let is_tree = TREE_TOOLS.contains(&call.name.as_str());
-        let restricts = self.mode != PermissionMode::Allow;
+        let restricts = self.mode.restricts();
         let mut paths = vec![];
         for name in PATH_ARGUMENTS {
             collect_texts(call.args.get(name).unwrap_or(&Value::Null), restricts, &mut paths);
@@ -263,21 +263,26 @@ impl CallRule {
 
 /// Adds the values of an argument: those at a path of keys with dots between them, in lists too. `restricts` is as in
 /// [`collect_texts`].
-fn collect_values(value: &Value, path: &str, restricts: bool, into: &mut Vec<String>) {
-    if let Value::Array(items) = value {
-        items
-            .iter()
-            .for_each(|item| collect_values(item, path, restricts, into));
-        return;
-    }
-    if let Some(own) = value.get(path) {
+fn collect_values(fields: &Map<String, Value>, path: &str, restricts: bool, into: &mut Vec<String>) {
+    if let Some(own) = fields.get(path) {
         collect_texts(own, restricts, into);
     }
     // A name with dots, which a model could add, must not hide the argument inside another one.
     for (at, _) in path.match_indices('.') {
-        if let Some(inner) = value.get(&path[..at]) {
-            collect_values(inner, &path[at + 1..], restricts, into);
+        if let Some(inner) = fields.get(&path[..at]) {
+            collect_inner_values(inner, &path[at + 1..], restricts, into);
         }
+    }
+}
+
+/// Does the same for an object, or for each of a list.
+fn collect_inner_values(value: &Value, path: &str, restricts: bool, into: &mut Vec<String>) {
+    match value {
+        Value::Array(items) => items
+            .iter()
+            .for_each(|item| collect_inner_values(item, path, restricts, into)),
+        Value::Object(fields) => collect_values(fields, path, restricts, into),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 
@@ -285,16 +290,14 @@ fn collect_values(value: &Value, path: &str, restricts: bool, into: &mut Vec<Str
 /// objects, too: `{"mail": "eve@example.org"}` may mean the same as the text alone.
 fn collect_texts(value: &Value, restricts: bool, into: &mut Vec<String>) {
     match value {
-        Value::Null => {}
-        Value::String(text) => into.push(text.clone()),
         Value::Array(items) => items.iter().for_each(|item| collect_texts(item, restricts, into)),
-        Value::Number(number) => into.push(canonical_number(number)),
-        Value::Bool(_) => into.push(value.to_string()),
-        Value::Object(fields) => {
+        Value::Object(_) => {
             into.push(value.to_string());
-            let inside = fields.values().filter(|_| restricts);
-            inside.for_each(|inner| collect_inner_texts(inner, into));
+            if restricts {
+                collect_inner_texts(value, into);
+            }
         }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => collect_inner_texts(value, into),
     }
 }
 

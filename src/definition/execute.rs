@@ -8,7 +8,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::permission::{Permission, PermissionMode};
+use super::permission::Permission;
 use super::switch::SwitchOrTable;
 use super::words::is_word;
 use super::{AfterCrash, AgentDefinition, AgentSpec, Workspace, WorkspaceDefinition, WorkspaceKind};
@@ -358,7 +358,7 @@ fn check_agent(spec: &AgentSpec, field: &FieldPath) -> Vec<Diagnostic> {
             findings.push(Diagnostic::error(field.clone(), message));
         }
     }
-    let restricts = |rule: &&Permission| rule.tools.is_empty() && rule.mode != PermissionMode::Allow;
+    let restricts = |rule: &&Permission| rule.tools.is_empty() && rule.mode.restricts();
     for rule in spec.permissions.iter().filter(restricts) {
         let mut seen = rule.paths.iter().filter(|path| !spec.workspace.is_in_routes(path));
         if let Some(path) = seen.next() {

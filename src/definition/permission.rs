@@ -75,6 +75,13 @@ pub enum PermissionMode {
     Interrupt,
 }
 
+impl PermissionMode {
+    /// Returns whether a rule with this decision restricts: it refuses, or a human has to be asked.
+    pub(super) fn restricts(self) -> bool {
+        self != Self::Allow
+    }
+}
+
 /// The compiled rules of an agent. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct FileRules {

@@ -293,7 +293,7 @@ impl BackgroundTask {
         let known = match self.reported_run() {
             None => 0,
             Some(reported) if reported == seen.run => seen.past.len(),
-            // Of a run that is not there any more nobody knows which came after it.
+            // A reported run that was deleted has no place among the past runs, so all of them count as known.
             Some(reported) => {
                 let at = seen.past.iter().position(|past| past.run == reported);
                 at.map_or(seen.past.len(), |at| at + 1)

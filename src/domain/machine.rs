@@ -192,7 +192,7 @@ impl Machine {
                 "EmptyInputError",
                 "there is nothing to run: no input was given",
             )),
-            Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } if self.has_open_question() => Step::Park,
+            Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } if self.position.has_open_question() => Step::Park,
             Phase::Hooks { point, next } => Step::RunHook(*point, *next),
             Phase::Model => Step::AskModel,
             Phase::Tools { calls } => Self::next_calls(calls),
@@ -219,10 +219,6 @@ impl Machine {
         // Without an open call there is nothing to run, but the step has to be finished.
         let waits = runnable.is_empty() && calls.iter().any(|call| call.answer().is_none());
         if waits { Step::Park } else { Step::RunCalls(runnable) }
-    }
-
-    fn has_open_question(&self) -> bool {
-        self.position.asked.iter().any(|interrupt| interrupt.answer.is_none())
     }
 
     /// Starts a new turn: drops the current step, writes the input, and advances to the first hook.

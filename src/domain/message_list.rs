@@ -166,21 +166,16 @@ impl MessageList {
     /// Appends a message, replaces the one with the same id in place, or removes one. One that has left the state stays
     /// as it is: its place is before all others, and no model reads it.
     pub fn put(&mut self, message: &Arc<Message>) {
+        if message.role == Role::Remove {
+            self.remove(std::slice::from_ref(message));
+            return;
+        }
         let id = message.id.as_deref();
         if id.is_some_and(|id| self.has_left(id)) {
             return;
         }
-        let is_removal = message.role == Role::Remove;
-        if is_removal || id.is_some_and(|id| self.may_have_compressed(id)) {
+        if id.is_some_and(|id| self.may_have_compressed(id)) {
             self.decompress();
-        }
-        if is_removal {
-            match id {
-                Some(REMOVE_ALL) => *self = Self::default(),
-                Some(_) => self.recent.retain(|other| other.id.as_deref() != id),
-                None => {}
-            }
-            return;
         }
         // Search from the end: replaced messages are mostly the newest.
         let same = id.and_then(|id| self.recent.iter().rposition(|other| has_id(other, id)));

@@ -381,11 +381,9 @@ impl ApiError {
             | QuotaKind::DefinedAgents
             | QuotaKind::Tokens => StatusCode::TOO_MANY_REQUESTS,
         };
-        Self {
-            limit: Some(reached.name().into()),
-            ..Self::new(status, "quota_exceeded", reached.to_string())
-                .with_retry_after(whole_seconds(reached.retry_after))
-        }
+        Self::new(status, "quota_exceeded", reached.to_string())
+            .with_retry_after(whole_seconds(reached.retry_after))
+            .at_limit(&reached.name())
     }
 
     /// The client's address has sent too many credentials that are not valid.
@@ -395,15 +393,10 @@ impl ApiError {
             "Too many authentications from your address have failed: the limit is `{LIMIT}` of the section [quotas]. Send \
              the request again a little later."
         );
-        Self {
-            limit: Some(LIMIT.into()),
-            ..Self::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "too_many_failed_authentications",
-                message,
-            )
+        let code = "too_many_failed_authentications";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, code, message)
             .with_retry_after(whole_seconds(wait))
-        }
+            .at_limit(LIMIT)
     }
 
     /// The priority is above 0, and the caller is an ordinary user.
@@ -922,10 +915,9 @@ impl From<DefinitionError> for ApiError {
                 Self::new(StatusCode::CONFLICT, "agent_name_taken", message)
             }
             DefinitionError::Disabled => Self::new(StatusCode::FORBIDDEN, "agents_api_disabled", error.to_string()),
-            DefinitionError::TooMany => Self {
-                limit: Some("agents".into()),
-                ..Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string())
-            },
+            DefinitionError::TooMany => {
+                Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string()).at_limit("agents")
+            }
             DefinitionError::Quota(reached) => Self::quota_reached(&reached),
             DefinitionError::Unusable(remarks) => {
                 let message = remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");

@@ -12,6 +12,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use url::{Host, Url};
 
 use crate::domain::Invalid;
+use crate::domain::loopback::is_loopback_name;
 
 /// The longest accepted URL in bytes.
 const LONGEST: usize = 2048;
@@ -66,10 +67,7 @@ impl AddressRules {
 /// Returns whether a URL names a loopback, private or otherwise special address. Names are not resolved.
 pub fn is_private(url: &Url) -> bool {
     match url.host() {
-        Some(Host::Domain(name)) => {
-            let name = plain(name);
-            name == "localhost" || name.ends_with(".localhost")
-        }
+        Some(Host::Domain(name)) => is_loopback_name(name),
         Some(Host::Ipv4(address)) => is_special(address.into()),
         Some(Host::Ipv6(address)) => is_special(address.into()),
         None => false,

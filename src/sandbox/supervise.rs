@@ -17,7 +17,7 @@ use thread_priority::unix::{
 };
 
 use super::confine::{ConfinedCommand, Started};
-use super::free_space::is_too_little;
+use super::free_space::has_too_little;
 use super::{CONFINE, CommandEnd, CommandPlan, ROLE, SandboxLayer, bubblewrap, processes};
 
 /// The time between two counts of the processes.
@@ -198,9 +198,8 @@ fn wait(plan: &CommandPlan, leader: Pid, disks: &[&Path]) -> Waited {
 /// Returns whether less than this number of bytes is free on one of the disks with these directories.
 fn is_full(disks: &[&Path], least: Option<u64>) -> bool {
     // Of a disk that does not tell it nothing is known.
-    let found = disks.iter().filter_map(|disk| statvfs(*disk).ok());
-    let mut sizes = found.map(|disk| [disk.f_bavail, disk.f_blocks].map(|blocks| blocks.saturating_mul(disk.f_frsize)));
-    sizes.any(|[free, total]| is_too_little(free, total, least))
+    let mut found = disks.iter().filter_map(|disk| statvfs(*disk).ok());
+    found.any(|disk| has_too_little(&disk, 0, least))
 }
 
 fn end_of(status: &WaitIdStatus) -> CommandEnd {

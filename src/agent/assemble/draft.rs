@@ -18,7 +18,7 @@ use crate::middleware::Middleware;
 use crate::middleware::memory::Memory;
 use crate::middleware::skills::Skills;
 use crate::tool::Tool;
-use crate::tool::execute::{CommandLauncher, ExecuteTool, LocalSandbox};
+use crate::tool::execute::{CommandLauncher, ExecuteTool, LocalSandbox, Sandbox};
 use crate::tool::files::{
     AgentFiles, DiskFiles, FileRoute, FileWorkspace, ReadOnlyFiles, RoutedFiles, StateFiles, StoreFiles, WithEnclosed,
 };
@@ -93,16 +93,16 @@ impl Draft {
         let workspace = self.spec.workspace.of_commands()?;
         let routes = self.spec.workspace.routes.keys().map(String::as_str);
         let elsewhere: Vec<&str> = THREAD_FOLDERS.into_iter().chain([FOLDER]).chain(routes).collect();
-        if let Some(place) = sandbox_place(workspace, sandboxes) {
-            return Some(Arc::new(ExecuteTool::new(
-                Arc::new(SandboxCommands::new(place)),
-                settings,
-                &elsewhere,
-            )));
-        }
-        let files = disk(workspace)?;
-        let sandbox = LocalSandbox::new(commands.clone(), files, workspace.read_only, settings.clone());
-        Some(Arc::new(ExecuteTool::new(Arc::new(sandbox), settings, &elsewhere)))
+        let sandbox: Arc<dyn Sandbox> = match sandbox_place(workspace, sandboxes) {
+            Some(place) => Arc::new(SandboxCommands::new(place)),
+            None => Arc::new(LocalSandbox::new(
+                commands.clone(),
+                disk(workspace)?,
+                workspace.read_only,
+                settings.clone(),
+            )),
+        };
+        Some(Arc::new(ExecuteTool::new(sandbox, settings, &elsewhere)))
     }
 
     /// Returns the policies of its skills and its memory.

@@ -33,25 +33,7 @@ pub struct ChildRowUpdate<'a> {
     pub usage: Option<&'a Usage>,
 }
 
-/// Sets the status and the error of a subagent's run, on behalf of run `by` of the main agent, so that
-/// [`restore_children`] can undo it.
-pub async fn set_child_status(
-    tx: &mut Tx<'_>,
-    child: RunId,
-    status: RunStatus,
-    error: Option<&Failure>,
-    by: RunId,
-    now: Timestamp,
-) -> DbResult<()> {
-    let update = ChildRowUpdate {
-        status,
-        error,
-        usage: None,
-    };
-    update_child(tx, child, update, by, now).await
-}
-
-/// Changes a subagent's run like [`set_child_status`], and with it the usage, if there is one.
+/// Changes a subagent's run, on behalf of run `by` of the main agent, so that [`restore_children`] can undo it.
 pub async fn update_child(
     tx: &mut Tx<'_>,
     child: RunId,

@@ -23,7 +23,7 @@ const OF_TREE: &str = "run_id = $1 and depth = 0 and usage is not null \
 /// Returns the usage of a run as its row has it.
 pub(super) fn encode_usage(tx: &Tx<'_>, usage: &Usage) -> DbResult<String> {
     let text = encode(usage)?;
-    Ok(if tx.shortens { shorten(text) } else { text })
+    Ok(if tx.shortens() { shorten(text) } else { text })
 }
 
 /// Sets the usage of a run, on behalf of run `by` of the main agent, so that [`restore_children`](super::restore_children)

@@ -11,7 +11,7 @@ use super::{Db, on_both, read, saying, stored_thread, write};
 use crate::db::engine::on_engine;
 use crate::db::events::{self, Logged, NewEvent};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
-use crate::db::{DbResult, Tx, checkpoints, retention, stored_bytes};
+use crate::db::{DbResult, Tx, checkpoints, retention, stored_bytes, upgrade};
 use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
@@ -139,13 +139,13 @@ async fn a_question_is_stored_in_one_row_and_read_everywhere(db: Db) {
 }
 
 async fn both_forms_of_positions_and_events_are_read(db: Db) {
-    db.set_questions_once(false);
+    db.set_forms(upgrade::SHORT_TEXTS);
     let former = ask(&db).await;
-    db.set_questions_once(true);
+    db.set_forms(upgrade::QUESTIONS_ONCE);
     let new = ask(&db).await;
     let places = [(&former, 3), (&new, 1)];
-    for once in [false, true] {
-        db.set_questions_once(once);
+    for forms in [upgrade::SHORT_TEXTS, upgrade::QUESTIONS_ONCE] {
+        db.set_forms(forms);
         for (asked, count) in places {
             let thread = asked.thread;
             let expected = if db.is_sealing() { 0 } else { count };

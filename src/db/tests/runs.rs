@@ -866,7 +866,14 @@ async fn an_undone_run_leaves_the_subagents_of_earlier_runs_as_it_found_them(db:
             };
             runs::update_child(tx, child, update, main, now)
         });
-        write!(db, |tx| runs::set_child_status(tx, child, status, None, main, now));
+        write!(db, |tx| {
+            let update = ChildRowUpdate {
+                status,
+                error: None,
+                usage: None,
+            };
+            runs::update_child(tx, child, update, main, now)
+        });
         assert_eq!(read!(db, |tx| runs::usage(tx, child)), between);
         write!(db, |tx| runs::set_usage(tx, child, &after, main));
     }

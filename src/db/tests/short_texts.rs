@@ -9,7 +9,7 @@ use crate::db::checkpoints::{self, NewCheckpoint};
 use crate::db::engine::on_engine;
 use crate::db::events::{self, Logged, NewEvent};
 use crate::db::runs::{self, RunRowUpdate};
-use crate::db::{DbResult, Tx};
+use crate::db::{DbResult, Tx, upgrade};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::event::Fact;
@@ -132,12 +132,12 @@ async fn check(db: &Db, stored: &Run) {
 }
 
 async fn both_forms_of_the_texts_of_a_run_are_read(db: Db) {
-    db.set_short_texts(false);
+    db.set_forms(0);
     let long = store(&db).await;
-    db.set_short_texts(true);
+    db.set_forms(upgrade::SHORT_TEXTS);
     let short = store(&db).await;
-    for are_short in [false, true] {
-        db.set_short_texts(are_short);
+    for forms in [0, upgrade::SHORT_TEXTS] {
+        db.set_forms(forms);
         check(&db, &long).await;
         check(&db, &short).await;
     }
@@ -152,8 +152,8 @@ async fn both_forms_of_the_texts_of_a_run_are_read(db: Db) {
 
 async fn texts_in_the_short_form_take_fewer_bytes(db: Db) {
     let mut sizes = vec![];
-    for are_short in [false, true] {
-        db.set_short_texts(are_short);
+    for forms in [0, upgrade::SHORT_TEXTS] {
+        db.set_forms(forms);
         let thread = store(&db).await.thread;
         sizes.push(read!(db, |tx| bytes(tx, thread)));
     }
@@ -161,8 +161,8 @@ async fn texts_in_the_short_form_take_fewer_bytes(db: Db) {
 }
 
 async fn the_metadata_of_a_run_are_read_as_they_were_given(db: Db) {
-    for are_short in [false, true] {
-        db.set_short_texts(are_short);
+    for forms in [0, upgrade::SHORT_TEXTS] {
+        db.set_forms(forms);
         let thread = stored_thread(&db).await;
         let assistant = run_at(thread, 2).assistant.to_string();
         let all = [

@@ -69,7 +69,7 @@ async fn an_upgrade_from_a_release_that_reads_short_texts_is_finished_once_more(
     };
     raw_sql(FINISHED_BEFORE).execute(&mut conn).await.expect("a change");
     let before = upgrade::forms_read(&mut conn).await.expect("an answer");
-    assert!(before.short_texts && !before.questions_once, "{before:?}");
+    assert_eq!(before, upgrade::SHORT_TEXTS);
     // A worker of that release ends with any digits.
     let at_work = "insert into workers (worker_id, alive_until) \
         values ('01a22810-2e92-818b-a207-ed69ac44c624', 9000000000000000000)";
@@ -81,7 +81,7 @@ async fn an_upgrade_from_a_release_that_reads_short_texts_is_finished_once_more(
         .expect("a change");
     assert!(upgrade::finish(&mut conn).await.expect("it can be finished"));
     let after = upgrade::forms_read(&mut conn).await.expect("an answer");
-    assert!(after.short_texts && after.questions_once, "{after:?}");
+    assert_eq!(after, upgrade::QUESTIONS_ONCE);
     assert_eq!(constraints(&mut conn).await, new);
     raw_sql(at_work).execute(&mut conn).await.expect_err("it is refused");
     let own = WorkerId::mint().0;

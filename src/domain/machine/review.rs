@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{Interrupt, InterruptSource, Machine, Phase, Position, Question, QuestionKind};
-use crate::domain::call::CallStatus;
+use crate::domain::call::{Call, CallStatus};
 use crate::domain::id::{InterruptId, RunId};
 use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;
@@ -102,6 +102,17 @@ impl Position {
             }
         }
         lost.into_iter().map(|asked| asked.id).collect()
+    }
+
+    /// Returns whether an interrupt of the step has no answer.
+    pub(super) fn has_open_question(&self) -> bool {
+        self.asked.iter().any(|asked| asked.answer.is_none())
+    }
+
+    /// Returns whether the step waits for answers: to interrupts of its own, or of its child runs.
+    pub fn waits_for_answers(&self) -> bool {
+        let is_parked = |call: &Call| matches!(call.status, CallStatus::Delegated { parked: true, .. });
+        self.has_open_question() || matches!(&self.phase, Phase::Tools { calls } if calls.iter().any(is_parked))
     }
 
     /// Returns whether the step waits, or has waited, for answers: to interrupts of its own, or of its child runs.

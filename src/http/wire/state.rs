@@ -78,7 +78,7 @@ pub struct TaskView {
     /// The writes of a completed task.
     #[schema(value_type = Option<Object>)]
     pub result: Option<Box<RawValue>>,
-    /// The last task in the namespace of the task's subagent, if it is not `id`.
+    /// The last task in the namespace of the task's subagent, if it has one.
     #[serde(skip)]
     pub delegated: Option<TaskId>,
 }
@@ -197,7 +197,7 @@ impl HistoryContext {
             let cancelled = cancelled.clone().filter(|_| interrupts.is_empty());
             TaskView {
                 error: task.error.or(cancelled),
-                delegated: task.delegated.filter(|delegated| *delegated != task.id),
+                delegated: task.delegated,
                 ..task_view(task.id, &task.node, task.call.unwrap_or(0), interrupts)
             }
         };

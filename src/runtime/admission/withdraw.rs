@@ -3,7 +3,6 @@
 use crate::db::events::NewEvent;
 use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Notification, Tx};
-use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId};
@@ -158,7 +157,7 @@ pub(in crate::runtime) async fn thread_status(
 /// Returns the status of a thread that is at this position, the failure of the step, and whether a run left the step without
 /// a question to answer: it was cancelled, or stopped at a breakpoint.
 fn status_at(position: Position) -> (ThreadStatus, Option<Failure>, bool) {
-    let was_left = !waits_for_answers(&position);
+    let was_left = !position.waits_for_answers();
     match (position.failure, position.phase) {
         (Some(failure), _) => (ThreadStatus::Error, Some(failure), false),
         (None, Phase::Ended) => (ThreadStatus::Idle, None, false),
@@ -166,13 +165,6 @@ fn status_at(position: Position) -> (ThreadStatus, Option<Failure>, bool) {
             (ThreadStatus::Interrupted, None, was_left)
         }
     }
-}
-
-/// Returns whether a step waits for answers to interrupts of its own, or of its child runs.
-fn waits_for_answers(position: &Position) -> bool {
-    let asks = position.asked.iter().any(|asked| asked.answer.is_none());
-    let is_parked = |call: &Call| matches!(call.status, CallStatus::Delegated { parked: true, .. });
-    asks || matches!(&position.phase, Phase::Tools { calls } if calls.iter().any(is_parked))
 }
 
 /// Returns the failure of the run that made the newest step of a thread, if that run was cancelled.

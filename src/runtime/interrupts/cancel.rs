@@ -7,7 +7,7 @@
 
 use super::deliver::{LanePositions, caller_lane};
 use super::{Resolution, continue_thread, lanes_of, pending};
-use crate::db::runs::LaterUnreported;
+use crate::db::runs::{ChildRowUpdate, LaterUnreported};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
@@ -52,7 +52,12 @@ pub(in crate::runtime) async fn cancel_waiting(
     }
     let (notice, by, started) = Box::pin(notify_caller(tx, child, context)).await?;
     let cancelled = Failure::cancelled();
-    db::runs::set_child_status(tx, child.id, RunStatus::Interrupted, Some(&cancelled), by, now).await?;
+    let update = ChildRowUpdate {
+        status: RunStatus::Interrupted,
+        error: Some(&cancelled),
+        usage: None,
+    };
+    db::runs::update_child(tx, child.id, update, by, now).await?;
     db::runs::mark_unreported(tx, child.id).await?;
     db::interrupts::abandon(tx, thread, &lanes, by, now).await?;
     if started.is_some() {

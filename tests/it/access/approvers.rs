@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::support::actors::Question;
 use crate::support::client::{Client, Reply};
 use crate::support::{
-    Human, Keys, TestServer, approval, call, eventually, lookup, mail, on_both_engines, script, task,
+    Human, Keys, TestServer, approval, call, continuation, eventually, lookup, mail, on_both_engines, script, task,
 };
 
 on_both_engines! {
@@ -242,8 +242,8 @@ async fn a_program_that_continues_does_not_get_past_an_approver(server: TestServ
     let of_other = other.question().await;
     let path = ann.path("/runs/wait");
     let continues = |answers: Value| {
-        let reserved = json!({"__pregel_resuming": true, "__pregel_resume_map": answers});
-        json!({"assistant_id": "guarded", "input": {"messages": []}, "config": {"configurable": reserved}})
+        let config = continuation(&answers);
+        json!({"assistant_id": "guarded", "input": {"messages": []}, "config": config})
     };
     let answer = continues(json!({question.id(): approval()}));
     is_refused_as_assigned(&ann.client().post(&path, answer.clone()).await, &question);

@@ -19,7 +19,8 @@ use crate::support::command::{command, refused, said};
 use crate::support::process::{Log, Process, server_in};
 use crate::support::sse::Sse;
 use crate::support::{
-    Engine, Human, Keys, TestServer, approval, eventually, mail, on_both_engines, on_postgres, postgres, script,
+    Engine, Human, Keys, TestServer, approval, continuation, eventually, mail, on_both_engines, on_postgres, postgres,
+    script,
 };
 
 on_both_engines! {
@@ -254,8 +255,8 @@ async fn a_key_that_only_starts_runs_brings_no_answers_of_a_program(server: Test
     let program = keys.with(&text_of(&issued));
     let path = ann.path("/runs/wait");
     let continues = |answers: Value| {
-        let reserved = json!({"__pregel_resuming": true, "__pregel_resume_map": answers});
-        json!({"assistant_id": "agent", "input": {"messages": []}, "config": {"configurable": reserved}})
+        let config = continuation(&answers);
+        json!({"assistant_id": "agent", "input": {"messages": []}, "config": config})
     };
     let answer = continues(json!({question.id(): approval()}));
     program.post(&path, answer).await.refused(404);

@@ -127,7 +127,7 @@ async fn a_forbidden_change_is_refused_with_the_reason(server: TestServer) {
         detail("ann", "crons:create"),
         json!({"policies": ["policies/rules.cedar#policy1"]})
     );
-    // To Bob it is a thread of somebody else, as without policies.
+    // To Bob it is a thread of another user, as without policies.
     assert_eq!(detail("bob", "threads:delete"), json!({}));
 }
 

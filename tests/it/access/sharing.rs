@@ -46,9 +46,22 @@ async fn ann_on(keys: &Keys, visibility: &str) -> Human {
     Human::at(ann, "agent", made["thread_id"].as_str().expect("an id"))
 }
 
-/// Returns this caller on the thread of somebody else.
+/// Returns this caller on the thread of another user.
 fn beside(keys: &Keys, caller: &str, owner: &Human) -> Human {
     Human::at(keys.client(caller), "agent", &owner.thread)
+}
+
+/// Makes an assistant that the tenant may run. Returns its id.
+async fn has_shared_assistant(owner: &Client) -> String {
+    let body = json!({"graph_id": "agent", "metadata": {"visibility": "team"}});
+    let made = owner.post("/assistants", body).await.ok();
+    made["assistant_id"].as_str().expect("an id").to_owned()
+}
+
+/// Makes a thread or an assistant one that nobody else may read.
+async fn is_private(owner: &Client, path: &str) {
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    owner.patch(path, metadata).await.ok();
 }
 
 async fn threads_of(client: &Client) -> Value {
@@ -78,8 +91,7 @@ async fn a_thread_that_is_shared_for_reading_is_read_by_the_tenant_and_changed_b
     assert_eq!(threads_of(stranger.client()).await, json!(0));
     let eve = beside(&keys, "eve", &ann);
     eve.client().get(&eve.path("")).await.refused(403);
-    let metadata = json!({"metadata": {"visibility": "private"}});
-    ann.client().patch(&ann.path(""), metadata).await.ok();
+    is_private(ann.client(), &ann.path("")).await;
     client.get(&bob.path("")).await.refused(404);
     assert_eq!(threads_of(client).await, json!(0));
 }
@@ -109,8 +121,7 @@ async fn the_stream_of_a_thread_ends_when_it_is_shared_no_more(server: TestServe
     let mut stream = bob.client().get_stream(&bob.path("/stream"), None).await;
     ann.says(script().says("for the team")).await;
     stream.until(|frame| frame.data["status"] == "run_done").await;
-    let metadata = json!({"metadata": {"visibility": "private"}});
-    ann.client().patch(&ann.path(""), metadata).await.ok();
+    is_private(ann.client(), &ann.path("")).await;
     ann.says(script().says("for nobody else")).await;
     assert_eq!(stream.next().await, None);
 }
@@ -175,8 +186,7 @@ async fn a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more(serv
         }
     }
     assert_eq!(ann.runs().await.len(), 2);
-    let metadata = json!({"metadata": {"visibility": "private"}});
-    ann.client().patch(&ann.path(""), metadata).await.ok();
+    is_private(ann.client(), &ann.path("")).await;
     for tail in ["/runs/wait", "/runs/stream"] {
         let refused = repeats(tail).await;
         assert!(!refused.body.to_string().contains("for both"), "{tail}: {refused:?}");
@@ -186,9 +196,7 @@ async fn a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more(serv
 
 async fn a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else(server: TestServer) {
     let keys = shared(&server).await;
-    let body = json!({"graph_id": "agent", "metadata": {"visibility": "team"}});
-    let made = keys.client("ann").post("/assistants", body).await.ok();
-    let id = made["assistant_id"].as_str().expect("an id");
+    let id = has_shared_assistant(&keys.client("ann")).await;
     let path = format!("/assistants/{id}");
     let message = json!({"role": "user", "content": script().says("done").to_string()});
     let run = json!({"assistant_id": id, "input": {"messages": [message]}});
@@ -206,9 +214,7 @@ async fn a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run(server: Tes
     let keys = shared(&server).await;
     let ann = keys.client("ann");
     let bob = keys.client("bob");
-    let body = json!({"graph_id": "agent", "metadata": {"visibility": "team"}});
-    let made = ann.post("/assistants", body).await.ok();
-    let id = made["assistant_id"].as_str().expect("an id");
+    let id = has_shared_assistant(&ann).await;
     let message = json!({"role": "user", "content": script().says("done").to_string()});
     let cron = json!({"assistant_id": id, "schedule": "0 0 1 1 *", "input": {"messages": [message]},
         "on_run_completed": "keep"});
@@ -217,8 +223,7 @@ async fn a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run(server: Tes
     let threads = async || bob.post("/threads/search", json!({})).await.ok();
     eventually(async || threads().await[0]["status"] == "idle").await;
 
-    let metadata = json!({"metadata": {"visibility": "private"}});
-    ann.patch(&format!("/assistants/{id}"), metadata).await.ok();
+    is_private(&ann, &format!("/assistants/{id}")).await;
     all_are_due(&server).await;
     let root = keys.client("root");
     let resource = format!("assistant:{id}");
@@ -228,12 +233,6 @@ async fn a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run(server: Tes
     })
     .await;
     assert_eq!(threads_of(&bob).await, json!(1));
-}
-
-/// Makes a thread one that nobody else may read.
-async fn is_private(ann: &Human) {
-    let metadata = json!({"metadata": {"visibility": "private"}});
-    ann.client().patch(&ann.path(""), metadata).await.ok();
 }
 
 async fn a_delayed_run_does_not_begin_on_a_thread_that_is_shared_no_more(server: TestServer) {
@@ -246,15 +245,12 @@ async fn a_delayed_run_does_not_begin_on_a_thread_that_is_shared_no_more(server:
     let delay = json!({"after_seconds": 3600, "multitask_strategy": "enqueue"});
     let own = ann.starts(ann.run_body(script().says("from ann"), delay.clone())).await;
     let other = bob.starts(bob.run_body(script().says("from bob"), delay.clone())).await;
-    let shared = json!({"graph_id": "agent", "metadata": {"visibility": "team"}});
-    let made = ann.client().post("/assistants", shared).await.ok();
-    let id = made["assistant_id"].as_str().expect("an id");
-    let with_assistant = Human::on_new_thread(keys.client("bob"), id).await;
+    let id = has_shared_assistant(ann.client()).await;
+    let with_assistant = Human::on_new_thread(keys.client("bob"), &id).await;
     let third = with_assistant.run_body(script().says("by the assistant of ann"), delay);
     let third = with_assistant.starts(third).await;
-    is_private(&ann).await;
-    let metadata = json!({"metadata": {"visibility": "private"}});
-    ann.client().patch(&format!("/assistants/{id}"), metadata).await.ok();
+    is_private(ann.client(), &ann.path("")).await;
+    is_private(ann.client(), &format!("/assistants/{id}")).await;
     clock.advance(Duration::from_secs(3601));
     ann.run_of_id(&other.id).finishes().await;
     ann.run_of_id(&own.id).finishes().await;
@@ -279,7 +275,7 @@ async fn the_report_of_a_run_has_no_values_of_a_thread_that_is_shared_no_more(se
     assert!(received[0].text.contains("for ann alone"), "{}", received[0].text);
 
     let second = bob.starts(bob.run_body(script().says("x"), hook("/second"))).await;
-    is_private(&ann).await;
+    is_private(ann.client(), &ann.path("")).await;
     ann.run_of_id(&second.id).is_cancelled("interrupt").await.ok();
     let received = receiver.receives(2).await;
     assert_eq!(received[1].path, "/second");

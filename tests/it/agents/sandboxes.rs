@@ -551,7 +551,7 @@ async fn a_file_that_a_command_has_changed_is_read_again_before_it_is_edited_or_
     assert!(!said[9].contains("a.txt"), "{}", said[9]);
 }
 
-/// Answers as a service that has one file, which somebody changes after each request that reads it.
+/// Answers as a service that has one file, which another program changes after each request that reads it.
 async fn serve_a_changing_file(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     // The `ETag` of the content `mine`.
     let known = "\"3fd30542fe3f61b14bd4a4b2dc0b6fb30fa6f63ebce52dd1778aaa8c4dc02cff\"";

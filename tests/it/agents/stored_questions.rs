@@ -142,7 +142,7 @@ async fn an_approval_whose_question_is_gone_lets_no_call_run(server: TestServer)
     alice.approves(second).await.finishes().await;
     assert!(
         server.tools.calls_of("lookup").is_empty(),
-        "nobody knows who approved what"
+        "a call ran by an approval whose question is gone"
     );
     assert!(server.tools.recipients().is_empty());
 

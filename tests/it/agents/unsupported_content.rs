@@ -18,6 +18,10 @@ fn image() -> Value {
     json!({"type": "image", "base64": "iVBORw0KGgo=", "mime_type": "image/png", "filename": "photo.png"})
 }
 
+fn report() -> Value {
+    json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "report.pdf"})
+}
+
 /// Sends these blocks and waits for the end of the run; returns its status.
 async fn sends(human: &Human, blocks: &[Value]) -> String {
     let run = human.starts(json!({"input": message(blocks)})).await;
@@ -238,12 +242,10 @@ async fn a_video_in_the_result_of_a_tool_is_named(server: TestServer) {
 }
 
 async fn a_file_in_the_result_of_a_tool_is_shown_unless_the_provider_refuses_it(server: TestServer) {
-    let report =
-        json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "report.pdf"});
     for agent in ["openai", "anthropic", "google_genai"] {
         for is_refused in [false, true] {
             let alice = server.human(agent).await;
-            has_found(&alice, &[text("found"), report.clone()]).await;
+            has_found(&alice, &[text("found"), report()]).await;
             let before = bodies(&server).len();
             let refusal = is_refused.then_some(Turn::Refuses(400, None));
             let answers = [Turn::Says("a report"), Turn::Says("as I said")];
@@ -269,9 +271,7 @@ async fn a_file_in_the_result_of_a_tool_is_shown_unless_the_provider_refuses_it(
 
 async fn files_of_earlier_results_are_left_out_when_a_request_is_refused(server: TestServer) {
     let alice = server.human("openai").await;
-    let report =
-        json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "report.pdf"});
-    has_found(&alice, &[report]).await;
+    has_found(&alice, &[report()]).await;
     server.models.will([
         Turn::Says("a report"),
         Turn::Refuses(400, None),

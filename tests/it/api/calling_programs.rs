@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::support::actors::Human;
-use crate::support::{TestServer, approval, lookup, mail, on_both_engines, script, task, transcript};
+use crate::support::{TestServer, approval, continuation, lookup, mail, on_both_engines, script, task, transcript};
 
 /// The node of a program.
 struct Node {
@@ -37,8 +37,7 @@ impl Node {
 
     /// Calls the agent as LangGraph does when the program continues, with the answers that the program was given.
     async fn continues(&self, answers: Value) -> Value {
-        let reserved = json!({"__pregel_resuming": true, "__pregel_resume_map": answers});
-        self.calls(json!({"config": {"configurable": reserved}})).await
+        self.calls(json!({"config": continuation(&answers)})).await
     }
 }
 
@@ -80,8 +79,8 @@ async fn a_program_that_follows_the_thread_continues_its_agent(server: TestServe
     let node = Node::new(&server, script().calls(mail("m1", "bob")).says("sent")).await;
     let values = node.calls(json!({})).await;
     let id = values["__interrupt__"][0]["id"].as_str().unwrap();
-    let reserved = json!({"__pregel_resuming": true, "__pregel_resume_map": {id: approval()}});
-    let params = json!({"assistant_id": "agent", "input": node.input, "config": {"configurable": reserved}});
+    let config = continuation(&json!({id: approval()}));
+    let params = json!({"assistant_id": "agent", "input": node.input, "config": config});
     let command = json!({"id": 1, "method": "run.start", "params": params});
     let answer = server.client().post(&node.alice.path("/commands"), command).await.ok();
     let run = answer["result"]["run_id"].as_str().unwrap();

@@ -530,11 +530,16 @@ const FOLDERS: [&str; 7] = [
     "tests/",
 ];
 
+/// Returns the texts that a line has as code.
+fn code_in(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
+}
+
 /// Returns the files and folders of the repository that a line names as code.
 fn named_files(line: &str) -> impl Iterator<Item = &str> {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/_.-".contains(letter);
-    let quoted = line.split('`').skip(1).step_by(2);
-    quoted.filter(move |name| FOLDERS.iter().any(|folder| name.starts_with(folder)) && name.chars().all(is_plain))
+    code_in(line)
+        .filter(move |name| FOLDERS.iter().any(|folder| name.starts_with(folder)) && name.chars().all(is_plain))
 }
 
 #[test]
@@ -573,7 +578,7 @@ fn every_option_that_a_document_gives_to_a_script_exists() {
         let blocks = document.blocks();
         let shell = blocks.iter().filter(|block| block.language == "sh");
         let shell = shell.flat_map(|block| block.text.lines());
-        let quoted = document.prose().flat_map(|line| line.split('`').skip(1).step_by(2));
+        let quoted = document.prose().flat_map(code_in);
         for (script, options) in shell.chain(quoted).filter_map(script_with_options) {
             let text = Document::read(script).text;
             count += options.len();

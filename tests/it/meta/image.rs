@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::layers::collect;
+use super::layers::{Source, sources};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -64,17 +64,6 @@ fn quoted(text: &str) -> Option<&str> {
     text.split('"').nth(1)
 }
 
-/// The sources, each with its path below the root.
-fn sources() -> Vec<(PathBuf, String)> {
-    let mut files = vec![];
-    collect(&root().join("src"), &mut files);
-    let read = files.iter().map(|file| {
-        let path = file.strip_prefix(root()).expect("it is inside");
-        (path.to_owned(), fs::read_to_string(file).expect("text"))
-    });
-    read.collect()
-}
-
 /// The folders that a source embeds whole.
 fn embedded_folders(text: &str) -> impl Iterator<Item = PathBuf> {
     let paths = text.split("#[folder = ").skip(1).filter_map(quoted);
@@ -84,7 +73,8 @@ fn embedded_folders(text: &str) -> impl Iterator<Item = PathBuf> {
 /// The files and folders outside of `src` that the sources read when they are compiled.
 fn needed_at_compile_time() -> BTreeSet<PathBuf> {
     let mut needed = BTreeSet::from([PathBuf::from("build.rs")]);
-    for (file, text) in sources() {
+    for Source { place, text, .. } in sources() {
+        let file = Path::new("src").join(place);
         let beside = file.parent().expect("a folder");
         // Relative to the file. `concat!` begins with the part that all paths share.
         for word in ["include_str!(", "include_bytes!("] {
@@ -102,7 +92,7 @@ fn a_new_file_in_an_embedded_folder_has_the_program_built_again() {
     let script = read("build.rs");
     let watched: Vec<&Path> = script.split('"').skip(1).step_by(2).map(Path::new).collect();
     let all = sources();
-    let folders: BTreeSet<PathBuf> = all.iter().flat_map(|(_, text)| embedded_folders(text)).collect();
+    let folders: BTreeSet<PathBuf> = all.iter().flat_map(|source| embedded_folders(&source.text)).collect();
     assert!(folders.len() > 2, "{folders:?}");
     for folder in folders {
         let is_watched = watched.iter().any(|known| folder.starts_with(known));

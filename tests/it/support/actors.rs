@@ -290,6 +290,12 @@ pub(crate) fn approval() -> Value {
     json!({"decisions": [{"type": "approve"}]})
 }
 
+/// Returns the `config` of a run by which a program of LangGraph continues its node, with the answers that the program was
+/// given.
+pub(crate) fn continuation(answers: &Value) -> Value {
+    json!({"configurable": {"__pregel_resuming": true, "__pregel_resume_map": answers}})
+}
+
 /// Returns one line for each message, with its role and content. Scripts are shown as `…`.
 pub(crate) fn transcript(values: &Value) -> Vec<String> {
     let messages = values["messages"]

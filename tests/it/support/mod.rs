@@ -40,7 +40,7 @@ pub(crate) mod tools;
 pub(crate) mod viewer;
 pub(crate) mod webhook_receiver;
 
-pub(crate) use actors::{Human, approval, transcript};
+pub(crate) use actors::{Human, approval, continuation, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
 pub(crate) use server::{Engine, Keys, TestServer};
 

@@ -203,15 +203,9 @@ impl V1Presenter {
         let needs_state = self.modes_for(&event.origin).require_state();
         let shows_steps = self.modes.include_steps() && self.shows(&event.origin);
         Needs {
-            state: match needs_state {
-                // Events of which clients see nothing are not folded.
-                true => event
-                    .origin
-                    .visibility
-                    .visible_part(event)
-                    .and_then(|event| AgentFold::required_state(known.map(|known| &known.fold), &event.body)),
-                false => None,
-            },
+            // Events of which clients see nothing are not folded.
+            state: AgentFold::required_state(known.map(|known| &known.fold), &event.body)
+                .filter(|_| needs_state && event.origin.visibility.visible_part(event).is_some()),
             // A known agent resumes from a checkpoint that was already sent.
             resumed: match &event.body {
                 EventBody::Fact(Fact::Started { base, resumed, .. })

@@ -118,10 +118,10 @@ impl V2Presenter {
         if !with_state.any(|channel| channel.shows(visibility) && self.filter.has(channel)) {
             return None;
         }
-        // Events of which clients see nothing are not folded.
-        let event = visibility.visible_part(event)?;
         let known = self.agents.get(&event.origin.lane);
+        // Events of which clients see nothing are not folded.
         AgentFold::required_state(known.map(|known| &known.fold), &event.body)
+            .filter(|_| visibility.visible_part(event).is_some())
     }
 
     /// The agent whose last step up to this number of which clients see something ([`shows_change`]) must be given to
