@@ -3,51 +3,23 @@
 //! HTTP asks before a handler runs, and the admission of runs asks within its transaction, since a run names its thread
 //! and its assistant in the body. Searches are not decided one by one: they get the scope of the caller as a filter.
 
-use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::resource_ref::ResourceRef;
 use super::shared::Core;
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::access::{
     AccessScope, Action, Assignee, InterruptScope, Ownership, Reach, ResourceFacts, SharingRule, interrupt_scope_of,
     may_access, permits, reach, scope_of,
 };
-use crate::domain::id::{AssistantId, CronId, DeliveryId, ThreadId};
+use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
 use crate::domain::ruling::{RowCondition, Ruling};
 use crate::domain::run::RunCaller;
 use crate::domain::tenant_agents::TenantAgents;
 use crate::domain::thread::Thread;
-
-/// The resource of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ResourceRef {
-    /// No single resource: a search, or a resource that is created.
-    Collection,
-    /// A thread and everything on it, or the thread of a remote background task.
-    Thread(ThreadId),
-    /// An assistant.
-    Assistant(AssistantId),
-    /// A cron.
-    Cron(CronId),
-    /// A webhook delivery.
-    Delivery(DeliveryId),
-}
-
-impl fmt::Display for ResourceRef {
-    /// Writes the resource as the audit shows it; nothing for a collection.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Collection => Ok(()),
-            Self::Thread(id) => write!(f, "thread:{id}"),
-            Self::Assistant(id) => write!(f, "assistant:{id}"),
-            Self::Cron(id) => write!(f, "cron:{id}"),
-            Self::Delivery(id) => write!(f, "delivery:{id}"),
-        }
-    }
-}
 
 /// The reason why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

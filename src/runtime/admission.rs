@@ -14,11 +14,15 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::cancel_action::CancelAction;
 use super::dispatcher::Dispatcher;
+use super::error::{BatchError, StartError};
+use super::new_run::NewRun;
 use super::prepare::{ContinuedWork, FirstStep};
+use super::resource_ref::ResourceRef;
 use super::retry::{TransactionError, retry_while_busy};
 use super::shared::Core;
-use super::{BatchError, CancelAction, NewRun, ResourceRef, StartError, audit, log_lines, stored_bytes, trace};
+use super::{audit, log_lines, stored_bytes, trace};
 use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};
 use crate::definition::DefinitionDigest;
@@ -38,7 +42,7 @@ mod withdraw;
 
 pub use queue::RunBounds;
 
-pub(super) use precheck::{CheckedWrite, is_large};
+pub(super) use precheck::is_large;
 pub(super) use queue::QueueRoom;
 pub(super) use start::{
     UnstoredRun, check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
-use super::AssistantError;
+use super::error::AssistantError;
 use super::shared::Core;
 use super::threads::Threads;
 use crate::agent::assemble::{Agents, RegisteredAgent};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::ResourceRef;
+use super::resource_ref::ResourceRef;
 use super::shared::Core;
 use crate::db::{self, Db, DbResult, PendingEntries, RowAccess, Tx};
 use crate::domain::access::Action;

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::CallFileError;
 use super::dispatcher::Dispatcher;
+use super::error::CallFileError;
 use super::sandboxes::StoredSandboxes;
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ring::rand::{SecureRandom, SystemRandom};
 
-use super::ResourceRef;
+use super::resource_ref::ResourceRef;
 use super::shared::Core;
 use crate::db::{self, DbResult, RowAccess};
 use crate::domain::api_key::SecretDigest;

@@ -2,46 +2,21 @@
 
 use std::sync::Arc;
 
-use super::admission::{AdmissionContext, Admitted, Undone};
+use super::admission::{self, AdmissionContext, Admitted, Undone};
+use super::cancel_action::CancelAction;
 use super::dispatcher::Dispatcher;
+use super::error::CancelError;
 use super::interrupts::{self, CallerNotice};
 use super::retry::write_while_busy;
 use super::run_context::RunContext;
+use super::runs::Runs;
 use super::shared::Core;
-use super::{CancelError, Runs, admission, ledger, log_lines};
+use super::{ledger, log_lines};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::access::AccessScope;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
-
-/// The treatment of the work of a cancelled run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CancelAction {
-    /// Keep the work.
-    Interrupt,
-    /// Undo the work and delete the run.
-    Rollback,
-}
-
-impl CancelAction {
-    /// Returns the word for the action.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Interrupt => "interrupt",
-            Self::Rollback => "rollback",
-        }
-    }
-
-    /// Returns the action with this word. An unknown word keeps the work.
-    pub fn from_word(word: &str) -> Self {
-        if word == Self::Rollback.word() {
-            Self::Rollback
-        } else {
-            Self::Interrupt
-        }
-    }
-}
 
 impl Runs {
     /// Cancels a run and all runs below it. The caller of a cancelled subagent gets an error result and continues. A

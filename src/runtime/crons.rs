@@ -13,8 +13,10 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::admission::{self, Admission, AdmissionContext, Checked};
+use super::error::{BatchError, CronError, StartError};
+use super::new_run::{AssistantRef, NewRun, Target};
+use super::resource_ref::ResourceRef;
 use super::shared::Core;
-use super::{AssistantRef, BatchError, CronError, NewRun, ResourceRef, StartError, Target};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::access::{Action, Ownership};

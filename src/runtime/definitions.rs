@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::OpenError;
 use super::assistants;
+use super::error::OpenError;
 use super::registry::{AgentRecord, FileAgent, FileAgents, Registry, Sources};
 use super::shared::Core;
 use crate::db::definitions::ClientAgent;

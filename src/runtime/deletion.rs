@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use super::cancel_action::CancelAction;
+use super::error::DeleteRunError;
 use super::prepare::CRASH_GAP;
 use super::retry::write_while_busy;
+use super::runs::Runs;
 use super::shared::Core;
-use super::{CancelAction, DeleteRunError, Runs, admission, log_lines, webhooks};
+use super::{admission, log_lines, webhooks};
 use crate::db::events::NewEvent;
 use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Notification, Tx};

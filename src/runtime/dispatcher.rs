@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{QueueRoom, UnstoredRun};
+use super::cancel_action::CancelAction;
 use super::children::Children;
 use super::commit_order::CommitOrder;
 use super::interrupts::StoredDecisions;
@@ -21,11 +22,13 @@ use super::prepare::{self, BegunRun, ContinuedWork, FirstStep, PlannedStep, Read
 use super::registry::Registry;
 use super::retry::retry_until_available;
 use super::run_context::{RunContext, exit_reason_of};
+use super::runs::Runs;
 use super::shared::Core;
+use super::store::Store;
 use super::stored_bytes::StoredSums;
+use super::trace;
 use super::turns::{QueueLook, Turns, claim_next};
 use super::unfollowed_runs::UnfollowedRuns;
-use super::{CancelAction, Runs, Store, trace};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite};
 use crate::db::runs::Claim;

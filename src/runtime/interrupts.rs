@@ -20,12 +20,15 @@ use serde_json::{Map, Value, json};
 
 use super::admission::{self, AdmissionContext, Admitted};
 use super::audit;
+use super::background::BackgroundTasks;
+use super::error::StartError;
+use super::new_run::{AssistantRef, NewRun, Resolution, Target};
+use super::runs::Runs;
 use super::shared::Core;
-use super::{AssistantRef, BackgroundTasks, NewRun, Runs, StartError, Target};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::run::{Command, Multitask, Run, RunRequest};
 
@@ -52,23 +55,6 @@ pub(super) use expire::{
 };
 pub(super) use remember::StoredDecisions;
 pub(super) use remote::{is_answered_remotely, pending_of_subagent, resume_answered_remotely};
-
-/// The resolution of interrupts that a run brings.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Resolution {
-    /// The answer of a client to the open interrupts: one answer if there is one interrupt, a map by interrupt id, or a
-    /// list in the order in which the interrupts were raised.
-    Answered(Value),
-    /// The answer of a client to this interrupt, with nothing else in the request. Its approvers bring it without any
-    /// further access to the thread.
-    AnsweredAlone(InterruptId, Value),
-    /// The interrupts of this subagent were answered, or dropped, on the server where it runs.
-    AnsweredRemotely(RunId),
-    /// The expiry of these interrupts. They get the answers that their questions name for that.
-    Expired(Vec<InterruptId>),
-    /// The cancellation of subagents that waited. Their callers continue without them.
-    Cancelled(Vec<RunId>),
-}
 
 /// The handle for interrupts: reads and answers them. Cheap to clone.
 #[derive(Clone)]

@@ -14,7 +14,8 @@ use super::children::AtWork;
 use super::retry::{WHILE_UNAVAILABLE, retry_until_available};
 use super::run_context::{RunContext, exit_reason_of};
 use super::trace::{self, AgentEnd, TracedAgent};
-use super::{Report, interrupts, log_lines, quotas};
+use super::webhooks::Report;
+use super::{interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{
     Child, ChildAdmission, ChildRecord, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,

@@ -9,7 +9,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::CancelAction;
+use super::cancel_action::CancelAction;
 use super::dispatcher::Dispatcher;
 use crate::db::{self, DbError, DbResult, Engine, Notification, SessionLock, warn_of};
 use crate::domain::id::RunId;

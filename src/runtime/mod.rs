@@ -24,24 +24,10 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::FutureExt;
-use serde_json::{Map, Value};
 
-use crate::db::{Db, Engine, RowAccess};
-use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
-use crate::domain::idempotency::StoredResponse;
-use crate::domain::identity::Identity;
-use crate::domain::quota::Quotas;
-use crate::domain::ruling::AccessPolicies;
-use crate::domain::run::{Run, RunRequest};
-use crate::domain::size::SizeLimits;
-use crate::domain::tenant::Tenants;
-use crate::domain::time::Clock;
-use crate::domain::trace::Tracer;
-use crate::events::Events;
-use crate::metrics::Metrics;
+use crate::db::{Engine, RowAccess};
 use crate::shutdown::Shutdown;
 
 mod access;
@@ -52,6 +38,7 @@ mod background;
 mod call_files;
 mod call_tokens;
 mod cancel;
+mod cancel_action;
 mod children;
 mod commit_order;
 mod crons;
@@ -59,6 +46,7 @@ mod definitions;
 mod deletion;
 mod dispatcher;
 mod error;
+mod handles;
 mod interrupts;
 mod jobs;
 mod journal;
@@ -66,9 +54,12 @@ mod late_commits;
 mod lease;
 mod ledger;
 mod log_lines;
+mod new_run;
+mod parts;
 mod prepare;
 mod quotas;
 mod registry;
+mod resource_ref;
 mod retry;
 mod run_context;
 mod runs;
@@ -84,158 +75,39 @@ mod turns;
 mod unfollowed_runs;
 mod webhooks;
 
-pub use access::{AccessControl, AccessError, AccessRefusal, ResourceRef, SharingRules};
+pub use access::{AccessControl, AccessError, AccessRefusal, SharingRules};
 pub use admission::RunBounds;
 pub use assistants::{Assistants, DefaultAssistant, NewAssistant};
 pub use audit::{Audit, AuditSettings, interrupt_text};
 pub use background::{delete_thread, known_status};
 pub use call_files::{CallFileList, CallFiles, OpenCallFiles};
 pub use call_tokens::StoredCallTokens;
-pub use cancel::CancelAction;
+pub use cancel_action::CancelAction;
 pub use crons::{Crons, NewCron};
 pub use definitions::{DefinitionError, Definitions};
 pub use error::{
     AssignedToOthers, AssistantError, BatchError, CallFileError, CancelError, CreateThreadError, CronError,
     DeleteRunError, OpenError, ResolveError, RevokeError, StartError, StateWriteError,
 };
-pub use interrupts::{InterruptReply, Interrupts, Resolution, RespondError, open_interrupts};
+pub use handles::RuntimeHandles;
+pub use interrupts::{InterruptReply, Interrupts, RespondError, open_interrupts};
 pub use jobs::Deliveries;
+pub use new_run::{AssistantRef, NewRun, Resolution, Target};
+pub use parts::RuntimeParts;
 pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
-pub use runs::Runs;
+pub use resource_ref::ResourceRef;
+pub use runs::{RunResponse, Runs};
+pub use state_update::{NodeWrite, StateWrite, Superstep};
 pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use stored_bytes::StoredBytes;
 pub use sweeper::Retention;
-pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
+pub use threads::{CreatedThread, NewThread, Threads};
 pub use trace::called_by;
 pub use unfollowed_runs::FollowingClient;
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
-use background::BackgroundTasks;
 use dispatcher::Dispatcher;
 use jobs::JobRunner;
-use shared::Core;
-
-/// A request for a run whose form was checked.
-#[derive(Debug, Clone)]
-pub struct NewRun {
-    /// The thread.
-    pub target: Target,
-    /// The assistant.
-    pub assistant: AssistantRef,
-    /// The caller who starts the run. A thread that the run creates belongs to this user; an existing thread keeps its owner.
-    pub caller: Arc<Identity>,
-    /// The request. `command.resume` in it is empty; see `resume`.
-    pub request: RunRequest,
-    /// The resolution of open interrupts that the run brings.
-    pub resume: Option<Resolution>,
-    /// The metadata.
-    pub metadata: Map<String, Value>,
-    /// The delay before the run begins.
-    pub after: Duration,
-}
-
-/// The thread of a new run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// This thread, which must exist.
-    Thread(ThreadId),
-    /// This thread, created if it does not exist.
-    ThreadOrNew(ThreadId),
-    /// A new thread, deleted afterwards unless `keep` is set.
-    Stateless {
-        /// True to keep the thread.
-        keep: bool,
-    },
-}
-
-impl Target {
-    /// Returns the thread, if it is named.
-    pub fn thread(self) -> Option<ThreadId> {
-        match self {
-            Self::Thread(thread) | Self::ThreadOrNew(thread) => Some(thread),
-            Self::Stateless { .. } => None,
-        }
-    }
-}
-
-/// The assistant of a new run, as the client names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AssistantRef {
-    /// An assistant.
-    Id(AssistantId),
-    /// The default assistant of a definition.
-    Graph(String),
-}
-
-impl AssistantRef {
-    /// Reads the name of an assistant: an id if it is a UUID, else the key of a definition.
-    pub fn read(text: &str) -> Self {
-        text.parse().map_or_else(|_| Self::Graph(text.to_owned()), Self::Id)
-    }
-}
-
-/// A write into the state of a thread from outside the loop.
-#[derive(Debug, Clone)]
-pub struct StateWrite {
-    /// The values: an object, a list of objects, or null.
-    pub values: Value,
-    /// The node on whose behalf the values are written.
-    pub as_node: Option<String>,
-    /// The checkpoint to write onto, when not the newest.
-    pub checkpoint: Option<CheckpointId>,
-    /// The caller who writes.
-    pub caller: Arc<Identity>,
-}
-
-/// The parts of the runtime.
-pub struct RuntimeParts {
-    /// The database.
-    pub db: Db,
-    /// The logs of all threads.
-    pub events: Events,
-    /// The sources of agents.
-    pub sources: AgentSources,
-    /// The clock.
-    pub clock: Arc<dyn Clock>,
-    /// The owner of the tasks.
-    pub shutdown: Shutdown,
-    /// The metrics.
-    pub metrics: Metrics,
-    /// Records traces.
-    pub tracer: Tracer,
-    /// The store of items.
-    pub store: Store,
-    /// The default lifetimes of threads and histories.
-    pub retention: Retention,
-    /// The sender of webhooks.
-    pub webhooks: Webhooks,
-    /// The time for which a claim holds without a heartbeat.
-    pub lease: Duration,
-    /// The pause between two heartbeats; much shorter than the lease.
-    pub heartbeat: Duration,
-    /// True if this process claims runs and jobs; otherwise it only admits runs.
-    pub claims: bool,
-    /// The most concurrent runs in this process.
-    pub max_concurrent_runs: usize,
-    /// The most runs in the queue, and the longest time for which a run may be at work.
-    pub bounds: RunBounds,
-    /// The largest sizes of files and states.
-    pub sizes: SizeLimits,
-    /// The rules by which owners share resources with their tenant.
-    pub sharing: SharingRules,
-    /// The access policies.
-    pub policies: Arc<dyn AccessPolicies>,
-    /// The settings of the audit.
-    pub audit: AuditSettings,
-    /// The quotas of accounts.
-    pub quotas: Arc<Quotas>,
-    /// The settings of single tenants.
-    pub tenants: Arc<Tenants>,
-    /// The most concurrent tool calls in this process.
-    pub max_calls: usize,
-    /// The most concurrent tool and model calls of one run with its subagents.
-    pub max_calls_per_run: usize,
-}
 
 /// Starts an essential task, which ends only with the server. The process ends if the task ends before. It works for the
 /// server itself.
@@ -257,40 +129,6 @@ fn wake_with_clock(dispatcher: &Arc<Dispatcher>) {
             dispatcher.wake_loops();
         }
     }));
-}
-
-/// Renders runs as a stored response.
-pub type RunResponse = fn(&[Run]) -> StoredResponse;
-
-/// The handles of the runtime, one for each subject. Cheap to clone.
-#[derive(Clone)]
-pub struct RuntimeHandles {
-    /// Runs.
-    pub runs: Runs,
-    /// Threads and their states.
-    pub threads: Threads,
-    /// Interrupts and the answers to them.
-    pub interrupts: Interrupts,
-    /// Crons.
-    pub crons: Crons,
-    /// Deliveries of webhooks.
-    pub deliveries: Deliveries,
-    /// Assistants.
-    pub assistants: Assistants,
-    /// Definitions of agents.
-    pub definitions: Definitions,
-    /// The access policies.
-    pub access: AccessControl,
-    /// The audit.
-    pub audit: Audit,
-    /// The quotas for stored bytes.
-    pub stored: StoredBytes,
-    /// The tokens of tool calls.
-    pub call_tokens: StoredCallTokens,
-    /// The files that tools read of the agents that call them.
-    pub call_files: CallFiles,
-    tasks: BackgroundTasks,
-    core: Arc<Core>,
 }
 
 impl RuntimeHandles {
@@ -329,29 +167,5 @@ impl RuntimeHandles {
             spawn_essential(&core.shutdown, "jobs", jobs.announce_jobs());
         }
         Ok(handles)
-    }
-
-    fn new(dispatcher: &Arc<Dispatcher>) -> Self {
-        let core = Arc::clone(&dispatcher.core);
-        let runs = Runs::new(dispatcher);
-        let tasks = BackgroundTasks::new(runs.clone());
-        let deliveries = Deliveries::new(Arc::clone(&core));
-        let threads = Threads::new(runs.clone(), deliveries.clone());
-        Self {
-            interrupts: Interrupts::new(runs.clone(), tasks.clone()),
-            crons: Crons::new(Arc::clone(&core), runs.admission.clone()),
-            assistants: Assistants::new(Arc::clone(&core), threads.clone()),
-            definitions: Definitions::new(Arc::clone(&core)),
-            access: AccessControl::new(Arc::clone(&core)),
-            audit: Audit::new(Arc::clone(&core)),
-            stored: StoredBytes::new(Arc::clone(&core)),
-            call_tokens: StoredCallTokens::new(Arc::clone(&core)),
-            call_files: CallFiles::new(dispatcher),
-            runs,
-            threads,
-            tasks,
-            deliveries,
-            core,
-        }
     }
 }

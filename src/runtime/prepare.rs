@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::background;
 use super::interrupts::{self, AnswerDelivery, Delivered, DeliveredEnd};
 use super::ledger::BudgetLedger;
 use super::quotas::RunAccount;
+use super::resource_ref::ResourceRef;
 use super::run_context::RunContext;
-use super::{ResourceRef, access};
+use super::{access, background};
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::LogEnd;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::StartError;
+use super::error::StartError;
 use super::run_context::RunContext;
 use crate::db::{self, Db, DbError, DbResult, Tx};
 use crate::domain::account::Account;

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use tokio::sync::Notify;
 
-use super::{AssistantRef, NewRun, StartError};
+use super::error::StartError;
+use super::new_run::{AssistantRef, NewRun};
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
 use crate::db::assistants::LaterAssistant;
 use crate::db::checkpoints::LaterWork;

@@ -10,7 +10,7 @@ use backon::Retryable;
 use futures::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::{BatchError, CancelError, DeleteRunError, StartError};
+use super::error::{BatchError, CancelError, DeleteRunError, StartError};
 use crate::db::{Db, DbError, Tx, warn_of};
 use crate::domain::backoff::Backoff;
 use crate::domain::id::RunId;

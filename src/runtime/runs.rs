@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{self, Admission, AdmissionContext, Admitted, Checked};
+use super::cancel_action::CancelAction;
 use super::dispatcher::Dispatcher;
+use super::error::{BatchError, CancelError, StartError};
+use super::new_run::NewRun;
 use super::prepare;
 use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::unfollowed_runs::{CommitFlag, UnansweredRun};
-use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
 use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::domain::id::RunId;
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
@@ -18,6 +20,9 @@ use crate::domain::machine::Plan;
 use crate::domain::run::Run;
 use crate::domain::thread::Thread;
 use crate::metrics::Backlog;
+
+/// Renders runs as a stored response.
+pub type RunResponse = fn(&[Run]) -> StoredResponse;
 
 /// The handle for runs: starts, cancels and deletes them. Cheap to clone.
 #[derive(Clone)]

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::ResourceRef;
+use super::resource_ref::ResourceRef;
 use crate::db::{self, Db, DbError};
 use crate::domain::id::{SandboxId, ThreadId};
 use crate::domain::machine::Failure;

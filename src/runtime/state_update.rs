@@ -1,24 +1,118 @@
 //! Writes into the state of a thread from outside the loop.
 
-use super::admission::CheckedWrite;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::error::StateWriteError;
 use super::interrupts;
 use super::registry::Registry;
-use super::{StateWriteError, Superstep};
+use super::shared::Core;
 use crate::agent::Agent;
 use crate::db::checkpoints::NewCheckpoint;
 use crate::db::{self, DbResult, Tx};
+use crate::definition::DefinitionDigest;
 use crate::domain::Invalid;
 use crate::domain::checkpoint::Entry;
 use crate::domain::checkpoint::{CheckpointSource, Lane};
 use crate::domain::goto::Destination;
 use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::identity::Identity;
 use crate::domain::input::read_update;
 use crate::domain::machine::{END, MODEL, Machine, Phase, Plan, Position, START, TOOLS};
+use crate::domain::run::RunCaller;
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::{State, Update};
 use crate::domain::summarization;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
+
+/// A write into the state of a thread from outside the loop.
+#[derive(Debug, Clone)]
+pub struct StateWrite {
+    /// The values: an object, a list of objects, or null.
+    pub values: Value,
+    /// The node on whose behalf the values are written.
+    pub as_node: Option<String>,
+    /// The checkpoint to write onto, when not the newest.
+    pub checkpoint: Option<CheckpointId>,
+    /// The caller who writes.
+    pub caller: Arc<Identity>,
+}
+
+/// A step of a history from a client.
+#[derive(Debug, Clone)]
+pub struct Superstep {
+    /// The writes, one for each node.
+    pub updates: Vec<NodeWrite>,
+}
+
+/// The write of a node, in a history from a client.
+#[derive(Debug, Clone)]
+pub struct NodeWrite {
+    /// An object, a list of objects, or null.
+    pub values: Value,
+    /// The node; `__input__` for the input of a turn. When none, the node of the write before, or the input for the
+    /// first write.
+    pub node: Option<String>,
+}
+
+/// A write into the state of a thread that was read and checked before the transaction.
+pub(super) struct CheckedWrite {
+    update: Update,
+    as_node: Option<String>,
+    checkpoint: Option<CheckpointId>,
+    /// The caller who writes; none without authentication.
+    caller: Option<RunCaller>,
+    /// The definition by which the write was checked; none if the thread has no agent.
+    digest: Option<DefinitionDigest>,
+    sizes: SizeLimits,
+}
+
+/// Reads and checks a write into the state of a thread, outside of the threads that serve requests.
+///
+/// # Errors
+/// Returns the refusal of the write.
+pub(super) async fn precheck(
+    core: &Core,
+    thread: ThreadId,
+    write: StateWrite,
+) -> Result<CheckedWrite, StateWriteError> {
+    let registry = Arc::clone(&core.registry);
+    let found = core.db.read(move |tx| {
+        Box::pin(async move {
+            match db::threads::find(tx, thread).await? {
+                Some(found) => registry.of_thread(tx, &found).await.map(Some),
+                None => Ok(None),
+            }
+        })
+    });
+    let known = found.await?.ok_or(StateWriteError::NoThread(thread))?;
+    let sizes = core.sizes;
+    let checking = db::off_thread(move |_| -> Result<CheckedWrite, Invalid> {
+        let StateWrite {
+            values,
+            as_node,
+            checkpoint,
+            caller,
+        } = write;
+        let update = crate::agent::identified(read_update(&values)?);
+        sizes.check_files(&update)?;
+        if let Some(known) = &known {
+            known.agent().check_update(&update)?;
+        }
+        let digest = known.map(|known| known.digest.clone());
+        Ok(CheckedWrite {
+            update,
+            as_node,
+            checkpoint,
+            caller: RunCaller::of(&caller),
+            digest,
+            sizes,
+        })
+    });
+    Ok(checking.await??)
+}
 
 /// Writes a checkpoint with the source `update`, or refuses.
 pub(super) async fn write(

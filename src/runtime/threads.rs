@@ -6,10 +6,13 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 
 use super::background::delete_thread;
+use super::error::{CreateThreadError, StateWriteError};
+use super::interrupts::{self, open_interrupts};
+use super::jobs::Deliveries;
 use super::retry::write_while_busy;
+use super::runs::Runs;
 use super::shared::Core;
-use super::state_update::{self, History};
-use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError, interrupts, open_interrupts};
+use super::state_update::{self, History, StateWrite, Superstep};
 use crate::db::erasure::{ErasedRows, ErasureRequest};
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbError, DbResult};
@@ -34,23 +37,6 @@ pub struct NewThread {
     pub ttl: Option<Ttl>,
     /// The history with which the thread begins. Each item is a step.
     pub supersteps: Vec<Superstep>,
-}
-
-/// A step of a history from a client.
-#[derive(Debug, Clone)]
-pub struct Superstep {
-    /// The writes, one for each node.
-    pub updates: Vec<NodeWrite>,
-}
-
-/// The write of a node, in a history from a client.
-#[derive(Debug, Clone)]
-pub struct NodeWrite {
-    /// An object, a list of objects, or null.
-    pub values: Value,
-    /// The node; `__input__` for the input of a turn. When none, the node of the write before, or the input for the
-    /// first write.
-    pub node: Option<String>,
 }
 
 /// A thread that was just created.
@@ -93,7 +79,7 @@ impl Threads {
         shown: fn(ThreadId, CheckpointId) -> StoredResponse,
     ) -> Result<IdempotentOutcome<CheckpointId>, StateWriteError> {
         let caller = Arc::clone(&write.caller);
-        let checked = match self.runs.admission.precheck_write(thread, write).await {
+        let checked = match state_update::precheck(&self.core, thread, write).await {
             Ok(checked) => checked,
             Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
         };

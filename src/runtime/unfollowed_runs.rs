@@ -18,8 +18,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::cancel_action::CancelAction;
+use super::error::{CancelError, StartError};
+use super::late_commits;
 use super::retry::TransactionError;
-use super::{CancelAction, CancelError, Runs, StartError, late_commits};
+use super::runs::Runs;
 use crate::db::{self, DbError, DbResult, RowAccess, warn_of};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;

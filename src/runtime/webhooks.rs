@@ -15,8 +15,9 @@ use reqwest::{Client, StatusCode, redirect};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
 
+use super::access;
+use super::resource_ref::ResourceRef;
 use super::shared::Core;
-use super::{ResourceRef, access};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::access::{Action, Ownership};

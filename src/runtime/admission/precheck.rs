@@ -1,5 +1,5 @@
-//! Slow checks of requests. They are made before the transaction that admits a run, creates a cron or writes a state,
-//! because all other writes wait for a transaction.
+//! Slow checks of requests. They are made before the transaction that admits a run or creates a cron, because all other
+//! writes wait for a transaction.
 //! The definition may change before the transaction. So a check records the definition that it used. If the transaction
 //! finds another definition, it repeats the check.
 
@@ -11,18 +11,16 @@ use super::start::{check, settings, with_choices};
 use super::{Admission, Checked};
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
-use crate::definition::DefinitionDigest;
 use crate::domain::Invalid;
 use crate::domain::access::Ownership;
-use crate::domain::id::{CheckpointId, ThreadId};
-use crate::domain::input::read_update;
-use crate::domain::run::{RunCaller, RunRequest};
-use crate::domain::size::{self, SizeLimits};
-use crate::domain::state::Update;
+use crate::domain::id::ThreadId;
+use crate::domain::run::RunRequest;
+use crate::domain::size;
 use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
+use crate::runtime::error::{BatchError, StartError};
+use crate::runtime::new_run::{AssistantRef, NewRun};
 use crate::runtime::registry::Registry;
-use crate::runtime::{AssistantRef, BatchError, NewRun, StartError, StateWrite, StateWriteError};
 
 /// The size from which a request is checked in advance. The check of a smaller request takes less than a millisecond.
 const LARGE: usize = 16 * 1024;
@@ -86,63 +84,6 @@ impl Admission {
         };
         is_checked || is_large(&new_run.request)
     }
-
-    /// Reads and checks a write into the state of a thread, outside of the threads that serve requests.
-    ///
-    /// # Errors
-    /// Returns the refusal of the write.
-    pub(in crate::runtime) async fn precheck_write(
-        &self,
-        thread: ThreadId,
-        write: StateWrite,
-    ) -> Result<CheckedWrite, StateWriteError> {
-        let registry = Arc::clone(&self.core.registry);
-        let found = self.core.db.read(move |tx| {
-            Box::pin(async move {
-                match db::threads::find(tx, thread).await? {
-                    Some(found) => registry.of_thread(tx, &found).await.map(Some),
-                    None => Ok(None),
-                }
-            })
-        });
-        let known = found.await?.ok_or(StateWriteError::NoThread(thread))?;
-        let sizes = self.core.sizes;
-        let checking = db::off_thread(move |_| -> Result<CheckedWrite, Invalid> {
-            let StateWrite {
-                values,
-                as_node,
-                checkpoint,
-                caller,
-            } = write;
-            let update = crate::agent::identified(read_update(&values)?);
-            sizes.check_files(&update)?;
-            if let Some(known) = &known {
-                known.agent().check_update(&update)?;
-            }
-            let digest = known.map(|known| known.digest.clone());
-            Ok(CheckedWrite {
-                update,
-                as_node,
-                checkpoint,
-                caller: RunCaller::of(&caller),
-                digest,
-                sizes,
-            })
-        });
-        Ok(checking.await??)
-    }
-}
-
-/// A write into the state of a thread that was read and checked before the transaction.
-pub(in crate::runtime) struct CheckedWrite {
-    pub(in crate::runtime) update: Update,
-    pub(in crate::runtime) as_node: Option<String>,
-    pub(in crate::runtime) checkpoint: Option<CheckpointId>,
-    /// The caller who writes; none without authentication.
-    pub(in crate::runtime) caller: Option<RunCaller>,
-    /// The definition by which the write was checked; none if the thread has no agent.
-    pub(in crate::runtime) digest: Option<DefinitionDigest>,
-    pub(in crate::runtime) sizes: SizeLimits,
 }
 
 /// Returns whether a request is so large that reading it may be slow.

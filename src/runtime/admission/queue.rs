@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Admission;
 use crate::db::{self, RowAccess};
-use crate::runtime::StartError;
+use crate::runtime::error::StartError;
 
 /// The bounds of runs.
 #[derive(Debug, Clone, Copy, PartialEq)]

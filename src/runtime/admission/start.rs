@@ -31,12 +31,14 @@ use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::access::{self, Denial};
 use crate::runtime::background::PARENT_RUN;
-use crate::runtime::interrupts::LaterOpen;
+use crate::runtime::cancel_action::CancelAction;
+use crate::runtime::error::StartError;
+use crate::runtime::interrupts::{self, LaterOpen};
+use crate::runtime::new_run::{AssistantRef, NewRun, Resolution, Target};
 use crate::runtime::registry::{PinnedLookup, ResolvedAssistant};
+use crate::runtime::resource_ref::ResourceRef;
 use crate::runtime::shared::Core;
-use crate::runtime::{
-    AssistantRef, CancelAction, NewRun, Resolution, ResourceRef, StartError, Target, audit, interrupts, quotas, trace,
-};
+use crate::runtime::{audit, quotas, trace};
 
 /// The TTL of the thread of a stateless run if the client may repeat its request.
 const HELD: Ttl = Ttl {

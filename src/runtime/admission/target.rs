@@ -11,9 +11,10 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::access::{Action, Ownership};
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
+use crate::runtime::error::StartError;
 use crate::runtime::interrupts::LaterOpen;
+use crate::runtime::new_run::{NewRun, Resolution, Target};
 use crate::runtime::prepare::FirstStep;
-use crate::runtime::{NewRun, Resolution, StartError, Target};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {

@@ -10,10 +10,11 @@ use crate::domain::machine::{Failure, Phase, Position};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
-use crate::runtime::background::UndoneTasks;
+use crate::runtime::background::{self, UndoneTasks};
+use crate::runtime::cancel_action::CancelAction;
 use crate::runtime::ledger::RemainingShare;
 use crate::runtime::shared::Core;
-use crate::runtime::{CancelAction, background, interrupts, log_lines, prepare, webhooks};
+use crate::runtime::{interrupts, log_lines, prepare, webhooks};
 
 /// Stores the status of a thread after a run: busy, if other runs are queued that may begin.
 pub(in crate::runtime) async fn leave_thread(

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::BackgroundTasks;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::SubagentDefinition;
@@ -9,7 +10,6 @@ use crate::domain::id::RunId;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{AssignedAgent, Run};
 use crate::peer::{RemoteThread, remote_agent};
-use crate::runtime::BackgroundTasks;
 use crate::runtime::run_context::RunContext;
 
 /// Stores a remote run before it begins, if the work of the subagent is done on the server at `url`.

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::limits::{self, TaskParent};
 use super::{
-    NOT_OWN_TASK, PARENT_RUN, STOP_TIMEOUT, TaskError, WAITS_ALREADY, find_own_task, new_cancelling_run, new_record,
-    new_task_run, refusal_text, status, storage_error, strategy, task_ids,
+    BackgroundTasks, NOT_OWN_TASK, PARENT_RUN, STOP_TIMEOUT, TaskError, WAITS_ALREADY, find_own_task,
+    new_cancelling_run, new_record, new_task_run, refusal_text, status, storage_error, strategy, task_ids,
 };
 use crate::db::interrupts::InterruptState;
 use crate::db::{self, DbResult, Tx};
@@ -17,10 +17,11 @@ use crate::domain::background::{BackgroundTask, TaskRecord, TaskRun, TaskSnapsho
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::runtime::admission::{self, AdmissionContext, Admitted, MayStart};
+use crate::runtime::cancel_action::CancelAction;
+use crate::runtime::error::{CancelError, StartError};
+use crate::runtime::interrupts;
+use crate::runtime::new_run::{AssistantRef, NewRun, Target};
 use crate::runtime::retry::retry_until_available;
-use crate::runtime::{
-    AssistantRef, BackgroundTasks, CancelAction, CancelError, NewRun, StartError, Target, interrupts,
-};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 

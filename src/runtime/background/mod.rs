@@ -19,9 +19,13 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
 use super::admission::Admission;
+use super::error::StartError;
+use super::log_lines;
+use super::new_run::{AssistantRef, NewRun, Target};
 use super::retry::TransactionError;
+use super::runs::Runs;
 use super::shared::Core;
-use super::{AssistantRef, NewRun, Runs, StartError, Target, called_by, log_lines};
+use super::trace::called_by;
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::definition::UpdateStrategy;
 use crate::domain::background::{

@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::limits::{self, TaskParent};
 use super::{
-    PARENT_RUN, STOP_TIMEOUT, STREAM_MODES, TaskError, WAITS_ALREADY, find_own_task, new_record, notes, storage_error,
-    task_ids,
+    BackgroundTasks, PARENT_RUN, STOP_TIMEOUT, STREAM_MODES, TaskError, WAITS_ALREADY, find_own_task, new_record,
+    notes, storage_error, task_ids,
 };
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::background::remote::WorkCondition;
@@ -26,8 +26,8 @@ use crate::domain::run_config::CONFIGURABLE;
 use crate::domain::time::Timestamp;
 use crate::peer::responses::PeerRun;
 use crate::peer::{PeerError, RemoteRunRequest, RemoteThread, StartFailed};
+use crate::runtime::ledger;
 use crate::runtime::retry::retry_until_available;
-use crate::runtime::{BackgroundTasks, ledger};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 

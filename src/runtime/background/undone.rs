@@ -14,7 +14,7 @@ use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot, TaskStatus
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
-use crate::runtime::CancelAction;
+use crate::runtime::cancel_action::CancelAction;
 
 /// The background tasks that were undone with a run.
 #[derive(Default)]

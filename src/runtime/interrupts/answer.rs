@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::approvers::check_answers;
 use super::branches::{LaterOpen, OpenAt, open_at, place_of};
-use super::{Interrupts, Resolution, remember};
+use super::{Interrupts, remember};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
@@ -18,7 +18,8 @@ use crate::domain::identity::Identity;
 use crate::domain::interrupt::is_id;
 use crate::domain::machine::Phase;
 use crate::domain::run::{Resume, Run, RunRequest};
-use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target};
+use crate::runtime::error::{ResolveError, StartError};
+use crate::runtime::new_run::{AssistantRef, NewRun, Resolution, Target};
 
 /// The answer of a resolution, by the interrupts that it answers.
 #[derive(Default)]

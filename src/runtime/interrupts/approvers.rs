@@ -16,8 +16,9 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::machine::END;
 use crate::domain::run::{Command, RunCaller, RunRequest};
+use crate::runtime::audit;
+use crate::runtime::error::AssignedToOthers;
 use crate::runtime::shared::Core;
-use crate::runtime::{AssignedToOthers, audit};
 
 /// Checks that the caller may answer these interrupts.
 ///

@@ -6,7 +6,7 @@
 //! without having read the mark, leaves it for the next one.
 
 use super::deliver::{LanePositions, caller_lane};
-use super::{Resolution, continue_thread, lanes_of, pending};
+use super::{continue_thread, lanes_of, pending};
 use crate::db::runs::{ChildRowUpdate, LaterUnreported};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::checkpoint::Lane;
@@ -15,8 +15,10 @@ use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::runtime::admission::{AdmissionContext, Admitted};
+use crate::runtime::cancel_action::CancelAction;
+use crate::runtime::error::CancelError;
+use crate::runtime::new_run::Resolution;
 use crate::runtime::run_context::RunContext;
-use crate::runtime::{CancelAction, CancelError};
 
 /// The run that notifies the caller of a cancelled subagent.
 pub(in crate::runtime) enum CallerNotice {

@@ -3,7 +3,7 @@
 
 use super::branches::{open_at, place_of};
 use super::deliver::LanePositions;
-use super::{Resolution, continue_thread, lanes_of, pending};
+use super::{continue_thread, lanes_of, pending};
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId};
@@ -11,6 +11,7 @@ use crate::domain::run::Resume;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::admission::{AdmissionContext, Admitted};
+use crate::runtime::new_run::Resolution;
 
 /// The result of looking for expired interrupts of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

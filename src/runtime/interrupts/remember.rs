@@ -17,7 +17,9 @@ use crate::domain::identity::Identity;
 use crate::domain::machine::Failure;
 use crate::domain::remembered::{DecisionToRemember, MAX_REMEMBERED, RememberedDecision, to_remember};
 use crate::domain::run::Run;
-use crate::runtime::{ResourceRef, RevokeError, StartError, audit};
+use crate::runtime::audit;
+use crate::runtime::error::{RevokeError, StartError};
+use crate::runtime::resource_ref::ResourceRef;
 use crate::tool::remembered::RememberedDecisions;
 
 /// Checks the parts of an answer that are to be remembered.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::branches::open_at;
-use super::{Interrupts, Resolution, continue_thread, pending};
+use super::{Interrupts, continue_thread, pending};
 use crate::db::background::remote::WorkCondition;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
@@ -27,11 +27,12 @@ use crate::domain::machine::MODEL;
 use crate::domain::run::{Resume, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::peer::{PeerError, RemoteRunRequest, StartFailed, asker, is_asked, resume, to_question};
-use crate::runtime::ResolveError;
 use crate::runtime::admission::{AdmissionContext, Admitted};
 use crate::runtime::audit::{record_remote_answer, store_pending};
 use crate::runtime::background::STREAM_MODES;
 use crate::runtime::background::remote::unavailable;
+use crate::runtime::error::ResolveError;
+use crate::runtime::new_run::Resolution;
 
 /// The longest time for which an answer is sent to another server, while a client waits for it.
 const PATIENCE: Duration = Duration::from_secs(10);

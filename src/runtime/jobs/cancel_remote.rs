@@ -16,8 +16,9 @@ use crate::domain::id::RunId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::time::Timestamp;
+use crate::runtime::background::BackgroundTasks;
 use crate::runtime::background::remote::{POLL_TIMEOUT, stop};
-use crate::runtime::{BackgroundTasks, RuntimeHandles};
+use crate::runtime::handles::RuntimeHandles;
 
 /// The most jobs that one transaction schedules.
 const AT_ONCE: i64 = 16;

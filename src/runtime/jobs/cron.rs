@@ -11,7 +11,8 @@ use crate::domain::job::ClaimedJob;
 use crate::domain::quota::{QuotaKind, QuotaReached};
 use crate::runtime::admission::{self, AdmissionContext, Admitted};
 use crate::runtime::crons::{self, PrecheckedRun, new_run_of};
-use crate::runtime::{RuntimeHandles, StartError};
+use crate::runtime::error::StartError;
+use crate::runtime::handles::RuntimeHandles;
 
 /// The lease of a claim: longer than it takes to start the runs.
 const LEASE: Duration = Duration::from_secs(60);

@@ -14,7 +14,7 @@ use crate::domain::backoff::Backoff;
 use crate::domain::id::SandboxId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::time::Timestamp;
-use crate::runtime::RuntimeHandles;
+use crate::runtime::handles::RuntimeHandles;
 
 /// The most jobs that one transaction schedules.
 const AT_ONCE: i64 = 64;

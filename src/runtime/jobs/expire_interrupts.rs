@@ -10,7 +10,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::id::ThreadId;
 use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
-use crate::runtime::RuntimeHandles;
+use crate::runtime::handles::RuntimeHandles;
 use crate::runtime::interrupts::{ExpiredInterrupts, resume_expired};
 
 /// The most interrupts that one transaction looks at.

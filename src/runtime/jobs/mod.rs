@@ -26,7 +26,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::RuntimeHandles;
+use super::handles::RuntimeHandles;
 use super::shared::Core;
 use crate::db::jobs::{self, JobOwner};
 use crate::db::{DbResult, Notification, Tx, notifications, warn_of};

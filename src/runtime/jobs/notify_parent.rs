@@ -26,7 +26,8 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::admission::{self, AdmissionContext, Admitted};
 use crate::runtime::background::{new_run, status, streamed_request};
-use crate::runtime::{AssistantRef, NewRun, RuntimeHandles, Target};
+use crate::runtime::handles::RuntimeHandles;
+use crate::runtime::new_run::{AssistantRef, NewRun, Target};
 
 /// The most agents that one query returns.
 const AT_ONCE: i64 = 64;

@@ -15,10 +15,12 @@ use crate::db::{self, DbResult};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
+use crate::runtime::background::BackgroundTasks;
 use crate::runtime::background::remote::{
     MARGIN, POLL_TIMEOUT, START_TIMEOUT, deleted_snapshot, not_found, stop, store_polled, unavailable,
 };
-use crate::runtime::{BackgroundTasks, RuntimeHandles, log_lines};
+use crate::runtime::handles::RuntimeHandles;
+use crate::runtime::log_lines;
 
 /// The lease of a claim: longer than a poll can take.
 const LEASE: Duration = Duration::from_secs(30);

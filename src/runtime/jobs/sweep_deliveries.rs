@@ -8,7 +8,7 @@ use super::sweep::delete_all;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{DbResult, deliveries};
 use crate::domain::job::ClaimedJob;
-use crate::runtime::RuntimeHandles;
+use crate::runtime::handles::RuntimeHandles;
 
 /// The pause between two sweeps.
 const INTERVAL: Duration = Duration::from_secs(600);

@@ -8,7 +8,7 @@ use super::sweep::delete_all;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{DbResult, items};
 use crate::domain::job::ClaimedJob;
-use crate::runtime::RuntimeHandles;
+use crate::runtime::handles::RuntimeHandles;
 
 /// The most items that one transaction removes.
 const AT_ONCE: i64 = 500;

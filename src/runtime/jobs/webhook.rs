@@ -14,8 +14,9 @@ use crate::domain::id::{DeliveryId, ThreadId};
 use crate::domain::job::ClaimedJob;
 use crate::domain::time::Timestamp;
 use crate::domain::trace::{SpanData, SpanKind, TraceScope};
+use crate::runtime::handles::RuntimeHandles;
 use crate::runtime::shared::Core;
-use crate::runtime::{RuntimeHandles, trace};
+use crate::runtime::trace;
 
 /// The time by which a claim outlasts an attempt.
 const MARGIN: Duration = Duration::from_secs(30);

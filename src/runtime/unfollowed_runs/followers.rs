@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::run::Run;
-use crate::runtime::Runs;
 use crate::runtime::retry::write_while_busy;
+use crate::runtime::runs::Runs;
 use crate::runtime::shared::Core;
 
 /// The processes with followers of a run that ends with its clients.

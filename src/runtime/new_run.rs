@@ -1,0 +1,86 @@
+//! The request for a run, after HTTP has checked its form.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
+use crate::domain::identity::Identity;
+use crate::domain::run::RunRequest;
+
+/// A request for a run whose form was checked.
+#[derive(Debug, Clone)]
+pub struct NewRun {
+    /// The thread.
+    pub target: Target,
+    /// The assistant.
+    pub assistant: AssistantRef,
+    /// The caller who starts the run. A thread that the run creates belongs to this user; an existing thread keeps its owner.
+    pub caller: Arc<Identity>,
+    /// The request. `command.resume` in it is empty; see `resume`.
+    pub request: RunRequest,
+    /// The resolution of open interrupts that the run brings.
+    pub resume: Option<Resolution>,
+    /// The metadata.
+    pub metadata: Map<String, Value>,
+    /// The delay before the run begins.
+    pub after: Duration,
+}
+
+/// The thread of a new run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// This thread, which must exist.
+    Thread(ThreadId),
+    /// This thread, created if it does not exist.
+    ThreadOrNew(ThreadId),
+    /// A new thread, deleted afterwards unless `keep` is set.
+    Stateless {
+        /// True to keep the thread.
+        keep: bool,
+    },
+}
+
+impl Target {
+    /// Returns the thread, if it is named.
+    pub fn thread(self) -> Option<ThreadId> {
+        match self {
+            Self::Thread(thread) | Self::ThreadOrNew(thread) => Some(thread),
+            Self::Stateless { .. } => None,
+        }
+    }
+}
+
+/// The assistant of a new run, as the client names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AssistantRef {
+    /// An assistant.
+    Id(AssistantId),
+    /// The default assistant of a definition.
+    Graph(String),
+}
+
+impl AssistantRef {
+    /// Reads the name of an assistant: an id if it is a UUID, else the key of a definition.
+    pub fn read(text: &str) -> Self {
+        text.parse().map_or_else(|_| Self::Graph(text.to_owned()), Self::Id)
+    }
+}
+
+/// The resolution of interrupts that a run brings.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Resolution {
+    /// The answer of a client to the open interrupts: one answer if there is one interrupt, a map by interrupt id, or a
+    /// list in the order in which the interrupts were raised.
+    Answered(Value),
+    /// The answer of a client to this interrupt, with nothing else in the request. Its approvers bring it without any
+    /// further access to the thread.
+    AnsweredAlone(InterruptId, Value),
+    /// The interrupts of this subagent were answered, or dropped, on the server where it runs.
+    AnsweredRemotely(RunId),
+    /// The expiry of these interrupts. They get the answers that their questions name for that.
+    Expired(Vec<InterruptId>),
+    /// The cancellation of subagents that waited. Their callers continue without them.
+    Cancelled(Vec<RunId>),
+}
