@@ -11,8 +11,8 @@ use super::resource_ref::ResourceRef;
 use super::shared::Core;
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::access::{
-    AccessScope, Action, Assignee, InterruptScope, Ownership, Reach, ResourceFacts, SharingRule, interrupt_scope_of,
-    may_access, permits, reach, scope_of,
+    AccessScope, Action, Assignee, InterruptScope, Ownership, Reach, ResourceFacts, interrupt_scope_of, may_access,
+    permits, reach, scope_of,
 };
 use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
@@ -86,30 +86,6 @@ impl Denial {
         AccessError::Refused {
             reason,
             policies: self.policies,
-        }
-    }
-}
-
-/// The rules by which owners share resources with their tenant.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct SharingRules {
-    /// Threads, with everything on them.
-    pub threads: SharingRule,
-    /// Assistants.
-    pub assistants: SharingRule,
-}
-
-impl SharingRules {
-    /// Returns the rule for the resources of an action.
-    pub fn of(&self, action: Action) -> &SharingRule {
-        const NONE: &SharingRule = &SharingRule {
-            read: None,
-            write: None,
-        };
-        match action.resource() {
-            "threads" | "interrupts" => &self.threads,
-            "assistants" => &self.assistants,
-            _ => NONE,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Admission of runs: decides whether a run starts or waits in the queue. All runs of main agents are admitted here.
 //!
-//! `start` is the transaction, `target` its thread, `precheck` makes slow checks before the transaction, `queue` bounds the
-//! number of waiting runs, and `withdraw` removes runs that do not begin. A run that clients start, and that begins at once,
-//! takes its [first step](FirstStep) in the same transaction.
+//! `start` is the transaction, `target` its thread, `precheck` makes slow checks before the transaction, and
+//! `withdraw` removes runs that do not begin. A run that clients start, and that begins at once, takes its
+//! [first step](FirstStep) in the same transaction.
 //!
 //! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
 //! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached). If the
@@ -35,15 +35,11 @@ use crate::domain::time::Timestamp;
 use crate::domain::trace::SpanContext;
 
 mod precheck;
-mod queue;
 mod start;
 mod target;
 mod withdraw;
 
-pub use queue::RunBounds;
-
 pub(super) use precheck::is_large;
-pub(super) use queue::QueueRoom;
 pub(super) use start::{
     UnstoredRun, check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant,
     refuse_by_policies, start_as, try_start,
@@ -196,7 +192,7 @@ impl Admission {
         }
         let places = new_runs.iter().filter(|new_run| new_run.resume.is_none()).count();
         if places > 0 {
-            let taken = self.take_places(places).await;
+            let taken = self.core.queue.take_places(&self.core.db, places).await;
             taken.map_err(|error| BatchError { at: 0, error })?;
         }
         self.precheck(new_runs).await

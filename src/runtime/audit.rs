@@ -1,7 +1,6 @@
 //! The recorder of the audit.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
@@ -13,25 +12,6 @@ use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::id::{InterruptId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::time::Timestamp;
-
-/// The settings of the audit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AuditSettings {
-    /// True to record reads as well. Changes and refusals are always recorded.
-    pub reads: bool,
-    /// The time for which entries are kept; `None` for ever.
-    pub keep: Option<Duration>,
-}
-
-impl Default for AuditSettings {
-    /// Changes and refusals, for a year.
-    fn default() -> Self {
-        Self {
-            reads: false,
-            keep: Some(Duration::from_secs(365 * 86_400)),
-        }
-    }
-}
 
 /// Records the audit. Cheap to clone.
 #[derive(Clone)]

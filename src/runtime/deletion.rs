@@ -8,7 +8,7 @@ use super::prepare::CRASH_GAP;
 use super::retry::write_while_busy;
 use super::runs::Runs;
 use super::shared::Core;
-use super::{admission, log_lines, webhooks};
+use super::{admission, log_lines, reports};
 use crate::db::events::NewEvent;
 use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Notification, Tx};
@@ -102,7 +102,7 @@ async fn end_at_work(tx: &mut Tx<'_>, core: &Core, run: &Run, now: Timestamp) ->
     };
     db::events::insert(tx, &[event]).await?;
     db::runs::stop_children(tx, thread, Some(run.id), now).await?;
-    webhooks::report_withdrawn(tx, core, run, now).await?;
+    reports::report_withdrawn(tx, core, run, now).await?;
     let left = ThreadAfterRun {
         run: run.id,
         status: ThreadStatus::Interrupted,

@@ -11,24 +11,22 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::admission::{QueueRoom, UnstoredRun};
+use super::admission::UnstoredRun;
 use super::cancel_action::CancelAction;
 use super::children::Children;
 use super::commit_order::CommitOrder;
 use super::interrupts::StoredDecisions;
-use super::jobs::JobQueue;
 use super::journal::LaneJournal;
 use super::prepare::{self, BegunRun, ContinuedWork, FirstStep, PlannedStep, ReadyMachine};
-use super::registry::Registry;
 use super::retry::retry_until_available;
 use super::run_context::{RunContext, exit_reason_of};
 use super::runs::Runs;
 use super::shared::Core;
+use super::shared::job_queue::JobQueue;
+use super::shared::parts::RuntimeParts;
 use super::store::Store;
-use super::stored_bytes::StoredSums;
 use super::trace;
-use super::turns::{QueueLook, Turns, claim_next};
-use super::unfollowed_runs::UnfollowedRuns;
+use super::turns::QueueLook;
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite};
 use crate::db::runs::Claim;
@@ -36,7 +34,7 @@ use crate::db::workers::LostWorkers;
 use crate::db::{self, DbError, DbResult, Engine, RowAccess, Tx, warn_of};
 use crate::domain::backoff::Backoff;
 use crate::domain::event::Fact;
-use crate::domain::id::{RunId, WorkerId};
+use crate::domain::id::RunId;
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::RunStatus;
 use crate::domain::state_size::StateSize;
@@ -126,53 +124,17 @@ impl Active {
 }
 
 impl Dispatcher {
-    pub(super) fn new(parts: super::RuntimeParts) -> Self {
-        let super::AgentSources {
-            factory,
-            validation_context,
-            files: _,
-        } = parts.sources;
-        let registry = Registry::new(
-            parts.db.clone(),
-            Arc::clone(&parts.clock),
-            factory,
-            validation_context,
-            parts.tenants,
-        );
+    pub(super) fn new(parts: RuntimeParts, jobs: JobQueue) -> Self {
         let slot_count = if parts.claims { parts.max_concurrent_runs } else { 0 };
-        let core = Core {
-            id: WorkerId::mint(),
-            db: parts.db,
-            events: parts.events,
-            registry: Arc::new(registry),
-            clock: parts.clock,
-            shutdown: parts.shutdown,
-            metrics: parts.metrics,
-            tracer: parts.tracer,
-            webhooks: Arc::new(parts.webhooks),
-            retention: parts.retention,
-            item_sweep_interval: parts.store.sweep_interval(),
-            bounds: parts.bounds,
-            sizes: parts.sizes,
-            sharing: parts.sharing,
-            policies: parts.policies,
-            audit: parts.audit,
-            quotas: parts.quotas,
-            stored: StoredSums::default(),
-            turns: Turns::default(),
-            jobs: JobQueue::default(),
-            queue: QueueRoom::new(parts.bounds.waiting),
-            unfollowed: UnfollowedRuns::default(),
-        };
         Self {
-            core: Arc::new(core),
             lease: parts.lease,
             heartbeat: parts.heartbeat,
-            store: parts.store,
+            store: parts.store.clone(),
             slot_count,
             slots: Arc::new(Semaphore::new(slot_count)),
             calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
             calls_per_run: parts.max_calls_per_run,
+            core: Arc::new(Core::new(parts, jobs)),
             wakeup: Notify::new(),
             active: Mutex::default(),
             children: Arc::default(),
@@ -332,7 +294,7 @@ impl Dispatcher {
             let looked = self
                 .core
                 .db
-                .write(move |tx| Box::pin(async move { claim_next(tx, &core, now).await }))
+                .write(move |tx| Box::pin(async move { core.turns.claim_next(tx, &core.quotas, core.id, now).await }))
                 .await;
             let looked = looked.inspect_err(|error| {
                 self.queued.store(true, Ordering::Release);

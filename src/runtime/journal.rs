@@ -13,7 +13,6 @@ use tokio_util::sync::CancellationToken;
 use super::children::AtWork;
 use super::retry::{WHILE_UNAVAILABLE, retry_until_available};
 use super::run_context::{RunContext, exit_reason_of};
-use super::trace::{self, AgentEnd, TracedAgent};
 use super::webhooks::Report;
 use super::{interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
@@ -39,9 +38,11 @@ use crate::tool::budget::{Budget, Meter};
 mod child;
 mod commit;
 mod first_commit;
+mod spans;
 
 use child::{AdmittedChild, PreparedChild};
 use commit::{CommitBatch, CommitOutcome, NewChild, PlacedFact, PlacedStep, RunEnd, write_batch};
+use spans::{AgentEnd, TracedAgent, begin_commit};
 
 pub(super) use first_commit::FirstCommit;
 
@@ -668,7 +669,7 @@ impl LaneJournal {
 
     /// Begins the span of a commit.
     fn begin_span(&self, batch: &CommitBatch) -> Option<SpanData> {
-        let mut span = trace::begin_commit(&self.trace, &self.run_context.core)?;
+        let mut span = begin_commit(&self.trace, &self.run_context.core)?;
         let size = batch.count + batch.items.len() + batch.asked.len();
         span.set("db.operation.batch.size", size);
         Some(span)

@@ -44,6 +44,7 @@ mod commit_order;
 mod crons;
 mod definitions;
 mod deletion;
+mod deliveries;
 mod dispatcher;
 mod error;
 mod handles;
@@ -55,10 +56,10 @@ mod lease;
 mod ledger;
 mod log_lines;
 mod new_run;
-mod parts;
 mod prepare;
 mod quotas;
 mod registry;
+mod reports;
 mod resource_ref;
 mod retry;
 mod run_context;
@@ -75,32 +76,31 @@ mod turns;
 mod unfollowed_runs;
 mod webhooks;
 
-pub use access::{AccessControl, AccessError, AccessRefusal, SharingRules};
-pub use admission::RunBounds;
+pub use access::{AccessControl, AccessError, AccessRefusal};
 pub use assistants::{Assistants, DefaultAssistant, NewAssistant};
-pub use audit::{Audit, AuditSettings, interrupt_text};
+pub use audit::{Audit, interrupt_text};
 pub use background::{delete_thread, known_status};
 pub use call_files::{CallFileList, CallFiles, OpenCallFiles};
 pub use call_tokens::StoredCallTokens;
 pub use cancel_action::CancelAction;
 pub use crons::{Crons, NewCron};
 pub use definitions::{DefinitionError, Definitions};
+pub use deliveries::Deliveries;
 pub use error::{
     AssignedToOthers, AssistantError, BatchError, CallFileError, CancelError, CreateThreadError, CronError,
     DeleteRunError, OpenError, ResolveError, RevokeError, StartError, StateWriteError,
 };
 pub use handles::RuntimeHandles;
 pub use interrupts::{InterruptReply, Interrupts, RespondError, open_interrupts};
-pub use jobs::Deliveries;
 pub use new_run::{AssistantRef, NewRun, Resolution, Target};
-pub use parts::RuntimeParts;
 pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
 pub use resource_ref::ResourceRef;
 pub use runs::{RunResponse, Runs};
+pub use shared::parts::RuntimeParts;
+pub use shared::settings::{AuditSettings, Retention, RunBounds, SharingRules};
 pub use state_update::{NodeWrite, StateWrite, Superstep};
 pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use stored_bytes::StoredBytes;
-pub use sweeper::Retention;
 pub use threads::{CreatedThread, NewThread, Threads};
 pub use trace::called_by;
 pub use unfollowed_runs::FollowingClient;
@@ -108,6 +108,7 @@ pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
 use dispatcher::Dispatcher;
 use jobs::JobRunner;
+use shared::job_queue::JobQueue;
 
 /// Starts an essential task, which ends only with the server. The process ends if the task ends before. It works for the
 /// server itself.
@@ -140,7 +141,7 @@ impl RuntimeHandles {
         let files = std::mem::take(&mut parts.sources.files);
         parts.metrics.work().set_known_names(files.labels());
         let claims = parts.claims;
-        let dispatcher = Arc::new(Dispatcher::new(parts));
+        let dispatcher = Arc::new(Dispatcher::new(parts, JobQueue::new(jobs::limits_of)));
         let core = Arc::clone(&dispatcher.core);
         core.registry.open(files).await?;
         dispatcher.take_lease().await?;

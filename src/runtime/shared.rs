@@ -1,4 +1,7 @@
 //! The parts of the runtime that all its handles share.
+//!
+//! The modules of what [`Core`] has do not know it: they are state and settings alone. What works with them has modules of
+//! its own, which import [`Core`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +12,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::access::SharingRules;
-use super::admission::{QueueRoom, RunBounds};
-use super::audit::AuditSettings;
-use super::jobs::JobQueue;
-use super::registry::Registry;
-use super::stored_bytes::StoredSums;
-use super::sweeper::Retention;
+use super::registry::{AgentSources, Registry};
 use super::trace;
 use super::turns::Turns;
-use super::unfollowed_runs::UnfollowedRuns;
 use super::webhooks::Webhooks;
 use crate::db::{self, Db, DbError, DbResult, PendingEntries, RowAccess};
 use crate::domain::backoff::spread;
@@ -32,6 +28,21 @@ use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
+
+pub(super) mod job_queue;
+pub(super) mod left_claims;
+pub(super) mod parts;
+pub(super) mod queue_room;
+pub(super) mod settings;
+pub(super) mod stored_sums;
+pub(super) mod unfollowed;
+
+use job_queue::JobQueue;
+use parts::RuntimeParts;
+use queue_room::QueueRoom;
+use settings::{AuditSettings, Retention, RunBounds, SharingRules};
+use stored_sums::StoredSums;
+use unfollowed::UnfollowedRuns;
 
 /// About how long a loop sleeps at most without a wakeup.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
@@ -77,6 +88,46 @@ pub(super) struct Core {
 }
 
 impl Core {
+    /// Returns the shared parts of a process that has just started.
+    pub(super) fn new(parts: RuntimeParts, jobs: JobQueue) -> Self {
+        let AgentSources {
+            factory,
+            validation_context,
+            files: _,
+        } = parts.sources;
+        let registry = Registry::new(
+            parts.db.clone(),
+            Arc::clone(&parts.clock),
+            factory,
+            validation_context,
+            parts.tenants,
+        );
+        Self {
+            id: WorkerId::mint(),
+            db: parts.db,
+            events: parts.events,
+            registry: Arc::new(registry),
+            clock: parts.clock,
+            shutdown: parts.shutdown,
+            metrics: parts.metrics,
+            tracer: parts.tracer,
+            webhooks: Arc::new(parts.webhooks),
+            retention: parts.retention,
+            item_sweep_interval: parts.store.sweep_interval(),
+            bounds: parts.bounds,
+            sizes: parts.sizes,
+            sharing: parts.sharing,
+            policies: parts.policies,
+            audit: parts.audit,
+            quotas: parts.quotas,
+            stored: StoredSums::default(),
+            turns: Turns::default(),
+            jobs,
+            queue: QueueRoom::new(parts.bounds.waiting),
+            unfollowed: UnfollowedRuns::default(),
+        }
+    }
+
     /// Returns how long a loop sleeps at most, even if it knows of nothing to do: notifications of other processes can be
     /// lost, and clocks can be set. It differs between processes, so that those that began together do not wake together.
     pub(super) fn longest_sleep(&self) -> Duration {

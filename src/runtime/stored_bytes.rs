@@ -3,9 +3,7 @@
 //! A sum is at most a minute older than the last request that stored something, so that a quota may be exceeded by what
 //! is written in a minute. Nothing is measured for owners without such a quota.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use super::shared::Core;
 use crate::db::stored_bytes::{self, StoredBy};
@@ -13,62 +11,9 @@ use crate::db::{DbError, DbResult, RowAccess};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, QuotaLevel};
 use crate::domain::quota::{QuotaKind, QuotaReached};
-use crate::domain::time::Timestamp;
-
-/// The time after which a sum is measured again.
-const STALE: Duration = Duration::from_secs(60);
 
 /// The most threads that are measured at once.
 const AT_ONCE: i64 = 500;
-
-/// The most owners whose sums are remembered. Beyond it, all are forgotten and measured again.
-const MOST_OWNERS: usize = 16_384;
-
-/// The measured sums, by the text with which accounts begin.
-#[derive(Debug, Default)]
-pub(super) struct StoredSums(Mutex<HashMap<String, StoredSum>>);
-
-#[derive(Debug, Clone, Copy)]
-struct StoredSum {
-    /// `None` until it was measured for the first time.
-    bytes: Option<u64>,
-    /// The time at which measuring began.
-    at: Timestamp,
-    is_measured_now: bool,
-}
-
-impl StoredSums {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, StoredSum>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the last sum, and whether the caller has to measure it again.
-    fn last_sum(&self, subject: &str, now: Timestamp) -> (Option<u64>, bool) {
-        let mut sums = self.lock();
-        if sums.len() >= MOST_OWNERS {
-            sums.clear();
-        }
-        let sum = sums.entry(subject.to_owned()).or_insert(StoredSum {
-            bytes: None,
-            at: now,
-            is_measured_now: false,
-        });
-        let is_due = !sum.is_measured_now && (sum.bytes.is_none() || now.since(sum.at) >= STALE);
-        if is_due {
-            sum.at = now;
-            sum.is_measured_now = true;
-        }
-        (sum.bytes, is_due)
-    }
-
-    /// Records a measured sum; `None` if measuring failed.
-    fn record(&self, subject: &str, bytes: Option<u64>) {
-        if let Some(sum) = self.lock().get_mut(subject) {
-            sum.is_measured_now = false;
-            sum.bytes = bytes.or(sum.bytes);
-        }
-    }
-}
 
 /// The quotas for stored bytes. Cheap to clone.
 #[derive(Clone)]

@@ -1,4 +1,4 @@
-//! The lifetimes of threads, and deletions that do not wait for the sweep job (`jobs/sweep.rs`).
+//! Deletions that do not wait for the sweep job (`jobs/sweep.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,28 +10,6 @@ use super::dispatcher::Dispatcher;
 use super::run_context::RunContext;
 use super::shared::Core;
 use crate::db::{self, DbError, DbResult};
-use crate::domain::thread::Ttl;
-
-/// The default lifetimes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retention {
-    /// The TTL of threads without a TTL of their own; unlimited when none.
-    pub threads: Option<Ttl>,
-    /// The time after the last change of a thread's state for which its checkpoints are kept; unlimited when none.
-    pub checkpoints: Option<Ttl>,
-    /// The pause between two sweeps.
-    pub interval: Duration,
-}
-
-impl Default for Retention {
-    fn default() -> Self {
-        Self {
-            threads: None,
-            checkpoints: None,
-            interval: Duration::from_secs(60),
-        }
-    }
-}
 
 /// The time for which the thread of a stateless run stays after the end of the run: on a busy server the client that has
 /// started it may not read yet.

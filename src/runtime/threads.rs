@@ -6,9 +6,9 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 
 use super::background::delete_thread;
+use super::deliveries::Deliveries;
 use super::error::{CreateThreadError, StateWriteError};
 use super::interrupts::{self, open_interrupts};
-use super::jobs::Deliveries;
 use super::retry::write_while_busy;
 use super::runs::Runs;
 use super::shared::Core;

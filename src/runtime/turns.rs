@@ -11,10 +11,10 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::shared::Core;
 use crate::db::runs::Claim;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::account::{Account, QuotaLevel, RunQueue};
+use crate::domain::id::WorkerId;
 use crate::domain::quota::Quotas;
 use crate::domain::time::Timestamp;
 
@@ -126,6 +126,48 @@ impl Turns {
             .unwrap_or_default();
         Ok(waiting)
     }
+
+    /// Claims the next run that is due, for the worker of this process.
+    pub(super) async fn claim_next(
+        &self,
+        tx: &mut Tx<'_>,
+        quotas: &Quotas,
+        worker: WorkerId,
+        now: Timestamp,
+    ) -> DbResult<QueueLook> {
+        let waiting = self.find_waiting(tx).await?;
+        if waiting.is_empty() {
+            return Ok(QueueLook::Empty);
+        }
+        let is_limited = |queue: &RunQueue| {
+            let mut rules = quotas.rules_for(&queue.account);
+            rules.any(|applied| applied.rule.runs_at_work.is_some())
+        };
+        if waiting.iter().any(is_limited) {
+            db::runs::lock_claims(tx).await?;
+        }
+        // A single place without a limit is next whatever is at work.
+        let at_work = match waiting.as_slice() {
+            [only] if !is_limited(only) => AtWork::default(),
+            _ => AtWork::new(&db::runs::at_work_by_queue(tx).await?),
+        };
+        let order = self.lock().order(waiting, &at_work, quotas);
+        for queue in order {
+            let mut passed = None;
+            while let Some(run) = db::runs::next_in_queue(tx, &queue, now)
+                .await?
+                .filter(|run| passed != Some(*run))
+            {
+                if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
+                    self.lock().record(&queue.account);
+                    return Ok(QueueLook::Claimed(Box::new(claim)));
+                }
+                // The run could not be read and was ended, or its thread is busy again.
+                passed = Some(run);
+            }
+        }
+        Ok(QueueLook::Waiting(db::runs::next_due_at(tx).await?))
+    }
 }
 
 /// The result of a look at the queue.
@@ -137,42 +179,6 @@ pub(super) enum QueueLook {
     Waiting(Option<Timestamp>),
     /// This run was claimed.
     Claimed(Box<Claim>),
-}
-
-/// Claims the next run that is due for this process.
-pub(super) async fn claim_next(tx: &mut Tx<'_>, core: &Core, now: Timestamp) -> DbResult<QueueLook> {
-    let waiting = core.turns.find_waiting(tx).await?;
-    if waiting.is_empty() {
-        return Ok(QueueLook::Empty);
-    }
-    let is_limited = |queue: &RunQueue| {
-        let mut rules = core.quotas.rules_for(&queue.account);
-        rules.any(|applied| applied.rule.runs_at_work.is_some())
-    };
-    if waiting.iter().any(is_limited) {
-        db::runs::lock_claims(tx).await?;
-    }
-    // A single place without a limit is next whatever is at work.
-    let at_work = match waiting.as_slice() {
-        [only] if !is_limited(only) => AtWork::default(),
-        _ => AtWork::new(&db::runs::at_work_by_queue(tx).await?),
-    };
-    let order = core.turns.lock().order(waiting, &at_work, &core.quotas);
-    for queue in order {
-        let mut passed = None;
-        while let Some(run) = db::runs::next_in_queue(tx, &queue, now)
-            .await?
-            .filter(|run| passed != Some(*run))
-        {
-            if let Some(claim) = db::runs::claim(tx, run, core.id, now).await? {
-                core.turns.lock().record(&queue.account);
-                return Ok(QueueLook::Claimed(Box::new(claim)));
-            }
-            // The run could not be read and was ended, or its thread is busy again.
-            passed = Some(run);
-        }
-    }
-    Ok(QueueLook::Waiting(db::runs::next_due_at(tx).await?))
 }
 
 #[cfg(test)]

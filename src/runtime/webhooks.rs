@@ -15,17 +15,12 @@ use reqwest::{Client, StatusCode, redirect};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
 
-use super::access;
-use super::resource_ref::ResourceRef;
-use super::shared::Core;
-use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
-use crate::domain::access::{Action, Ownership};
+use crate::domain::access::Ownership;
 use crate::domain::backoff::Backoff;
-use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::{Delivery, MASKED_ADDRESS, is_masked};
 use crate::domain::identity::Tenant;
-use crate::domain::run::{Run, RunRequest, RunStatus};
+use crate::domain::run::{Run, RunRequest};
 use crate::domain::time::Timestamp;
 use crate::domain::trace::SpanContext;
 use crate::net;
@@ -82,9 +77,6 @@ pub type Render = fn(&Report<'_>) -> Map<String, Value>;
 const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// The field of a report that says when it was sent.
 const SENT_AT: &str = "webhook_sent_at";
-/// The field of a report with the values of the thread.
-const VALUES: &str = "values";
-
 /// The sender of reports about runs that have ended.
 pub struct Webhooks {
     client: Client,
@@ -225,59 +217,6 @@ impl Webhooks {
             longest: LONGEST_PAUSE,
         };
         backoff.pause(failures)
-    }
-}
-
-/// Stores the report about a run that was cancelled before it began, or that another process ends.
-pub(super) async fn report_withdrawn(tx: &mut Tx<'_>, core: &Core, run: &Run, now: Timestamp) -> DbResult<()> {
-    if run.request.webhook().is_none() {
-        return Ok(());
-    }
-    let Some(facts) = db::access::thread_facts(tx, run.thread, false).await? else {
-        return Ok(());
-    };
-    // A history that cannot be read must not prevent the cancellation of a run.
-    let read = db::unless_corrupt(db::checkpoints::machine(tx, run.thread, Lane::Main).await)?;
-    let values = read.map(|(machine, _)| machine.state.values()).unwrap_or_default();
-    let run = Run {
-        status: RunStatus::Interrupted,
-        updated_at: now,
-        ..run.clone()
-    };
-    let report = Report {
-        run: &run,
-        began: None,
-        ended: now,
-        values,
-    };
-    match core.webhooks.delivery(&report, &facts.ownership) {
-        Some(delivery) => Box::pin(store(tx, core, &run, &delivery)).await,
-        None => Ok(()),
-    }
-}
-
-/// Stores the report about the end of a run. It has no values if the user who started the run may not see those of the thread
-/// now: a thread may be shared no more.
-pub(super) async fn store(tx: &mut Tx<'_>, core: &Core, run: &Run, report: &Delivery) -> DbResult<()> {
-    const ACTIONS: [Action; 2] = [Action::ThreadsRead, Action::ThreadsCreateRun];
-    // The thread of a background task belongs to the owner of the thread that started it.
-    let user = run.request.caller.as_ref().filter(|_| run.request.background.is_none());
-    let thread = ResourceRef::Thread(run.thread);
-    if let Some(user) = user
-        && !access::may_user(tx, core, user, &ACTIONS, thread).await?
-    {
-        return db::deliveries::insert(tx, &without_values(report)).await;
-    }
-    db::deliveries::insert(tx, report).await
-}
-
-/// Returns a report with empty values.
-fn without_values(report: &Delivery) -> Delivery {
-    let mut body: Map<String, Value> = serde_json::from_str(&report.body).unwrap_or_default();
-    body.insert(VALUES.to_owned(), Value::Object(Map::new()));
-    Delivery {
-        body: Value::Object(body).to_string(),
-        ..report.clone()
     }
 }
 

@@ -14,7 +14,7 @@ use crate::runtime::background::{self, UndoneTasks};
 use crate::runtime::cancel_action::CancelAction;
 use crate::runtime::ledger::RemainingShare;
 use crate::runtime::shared::Core;
-use crate::runtime::{interrupts, log_lines, prepare, webhooks};
+use crate::runtime::{interrupts, log_lines, prepare, reports};
 
 /// Stores the status of a thread after a run: busy, if other runs are queued that may begin.
 pub(in crate::runtime) async fn leave_thread(
@@ -45,7 +45,7 @@ pub(in crate::runtime) async fn withdraw(
     match action {
         CancelAction::Interrupt => {
             db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
-            webhooks::report_withdrawn(tx, core, run, now).await?;
+            reports::report_withdrawn(tx, core, run, now).await?;
             log_lines::run_withdrawn(run, RunStatus::Interrupted.word());
         }
         CancelAction::Rollback => {

@@ -40,7 +40,7 @@ impl JobHandler for CronHandler {
         Box::pin(async move {
             let id = CronId(job.key);
             // A cron that finds the queue full stays due.
-            match runtime.crons.admission.take_places(1).await {
+            match runtime.core.queue.take_places(&runtime.core.db, 1).await {
                 Ok(()) => {}
                 Err(StartError::Fault(error)) => return Err(error),
                 Err(refusal) => {

@@ -5,29 +5,30 @@
 //! twice. Writes that must happen once belong into the transaction that settles the job, since settling tells whether
 //! the claim still holds. Such a transaction may be stored although the database did not say so, so a job that has failed is
 //! given back only if it is still claimed. A claim that was stored without an answer of the database, or whose end was not
-//! stored, is given back, too, see [`left_claims`].
+//! stored, is given back, too, see [`left_claims`](super::shared::left_claims).
 //!
 //! The loop sleeps until the next job is due, and at most for [`Core::longest_sleep`]. A process that schedules a job wakes
 //! its own loop; one that has no loop notifies the other processes instead. After the longest sleep the loop also finds what
 //! nobody reports, such as jobs of processes that are gone and changes of the clock.
 //!
 //! Some jobs are due because of a fact that no transaction turns into a job, such as the expiry of an interrupt. The loop
-//! looks for such facts ([`JobHandler::find_unscheduled`]) when [`JobQueue::discover`] asks for it, at the time at which the next one is
-//! known to come, and after each longest sleep.
+//! looks for such facts ([`JobHandler::find_unscheduled`]) when [`discover`](super::shared::job_queue::JobQueue::discover)
+//! asks for it, at the time at which the next one is known to come, and after each longest sleep.
 //!
 //! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::handles::RuntimeHandles;
 use super::shared::Core;
+use super::shared::job_queue::{JobLimits, KindState};
 use crate::db::jobs::{self, JobOwner};
 use crate::db::{DbResult, Notification, Tx, notifications, warn_of};
 use crate::domain::job::{ClaimedJob, JobKind};
@@ -37,7 +38,6 @@ mod cancel_remote;
 mod cron;
 mod end_sandbox;
 mod expire_interrupts;
-mod left_claims;
 mod notify_parent;
 mod poll_remote;
 mod sweep;
@@ -46,24 +46,10 @@ mod sweep_items;
 mod watch_interrupt;
 mod webhook;
 
-use left_claims::LeftClaims;
-use sweep::LeftPlaces;
-
-pub use webhook::Deliveries;
-
 /// The pause before a job is retried that could not be done, and before the next look at jobs that are due.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// The shortest time between two looks, unless the loop is woken.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
-
-/// The limits of a kind of jobs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct JobLimits {
-    /// The most tasks that run jobs of the kind in this process.
-    at_once: usize,
-    /// The most jobs that one task claims and runs, one after the other.
-    batch: usize,
-}
 
 /// The outcome of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,119 +129,13 @@ fn handler(kind: JobKind) -> &'static dyn JobHandler {
     }
 }
 
+/// Returns the limits of a kind.
+pub(super) fn limits_of(kind: JobKind) -> JobLimits {
+    handler(kind).limits()
+}
+
 /// The kinds with a single job for the whole database, which is repeated for ever.
 const PERIODIC: [JobKind; 3] = [JobKind::Sweep, JobKind::SweepDeliveries, JobKind::SweepItems];
-
-/// The state of the job queue in this process.
-#[derive(Debug)]
-pub(super) struct JobQueue {
-    /// Wakes the loop.
-    wakeup: Notify,
-    /// True when the loop is to call [`JobHandler::find_unscheduled`].
-    discovers: AtomicBool,
-    tasks: Mutex<KnownTasks>,
-    left_claims: LeftClaims,
-    left_by_sweep: LeftPlaces,
-    /// The states of the kinds, in the order of [`JobKind::ALL`].
-    kinds: Vec<KindState>,
-}
-
-/// The knowledge of this process about background tasks and work on other servers.
-#[derive(Debug, Default)]
-struct KnownTasks {
-    /// True when there may be tasks whose outcome is not known, or work on other servers.
-    may_be_any: bool,
-    /// The number of times that one was begun in this process.
-    begun: u64,
-    /// The value of `begun` when the loop began to look for facts last.
-    begun_before_look: u64,
-}
-
-#[derive(Debug)]
-struct KindState {
-    kind: JobKind,
-    limits: JobLimits,
-    slots: Arc<Semaphore>,
-}
-
-impl KindState {
-    fn new(kind: JobKind) -> Self {
-        let limits = handler(kind).limits();
-        Self {
-            kind,
-            limits,
-            slots: Arc::new(Semaphore::new(limits.at_once)),
-        }
-    }
-}
-
-impl Default for JobQueue {
-    fn default() -> Self {
-        Self {
-            wakeup: Notify::new(),
-            discovers: AtomicBool::new(true),
-            tasks: Mutex::default(),
-            left_claims: LeftClaims::default(),
-            left_by_sweep: LeftPlaces::default(),
-            kinds: JobKind::ALL.iter().copied().map(KindState::new).collect(),
-        }
-    }
-}
-
-impl JobQueue {
-    /// Wakes the loop, so that it looks for due jobs.
-    pub(super) fn wake(&self) {
-        self.wakeup.notify_one();
-    }
-
-    /// Wakes the loop, so that it also looks for jobs to schedule; see [`JobHandler::find_unscheduled`].
-    pub(super) fn discover(&self) {
-        self.discovers.store(true, Ordering::Release);
-        self.wake();
-    }
-
-    /// Notes that there is a background task whose outcome is not known, or work on another server.
-    pub(super) fn has_tasks(&self) {
-        let mut tasks = self.tasks();
-        tasks.may_be_any = true;
-        tasks.begun += 1;
-    }
-
-    /// Wakes the loop after the end of a run, if there may be an agent to notify, or work on another server to end. `of_task`
-    /// is true for the run of a background task.
-    pub(super) fn run_ended(&self, of_task: bool) {
-        if of_task || self.tasks().may_be_any {
-            self.discover();
-        }
-    }
-
-    /// Begins a look for facts. Returns the number of tasks that had begun before the look before it.
-    fn begin_look(&self) -> u64 {
-        let mut tasks = self.tasks();
-        let begun = tasks.begun;
-        std::mem::replace(&mut tasks.begun_before_look, begun)
-    }
-
-    /// Stores whether there may be tasks, as a look has found them. What is known stays during the look, which may not read
-    /// the end of a run that comes meanwhile. `known` tasks are those that the look had to find; those that began later may not
-    /// have been stored yet.
-    fn looked(&self, known: u64, any: bool) {
-        let mut tasks = self.tasks();
-        tasks.may_be_any = any || tasks.begun != known;
-    }
-
-    fn tasks(&self) -> MutexGuard<'_, KnownTasks> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until no job is at work in this process.
-    pub(super) async fn at_rest(&self) {
-        for state in &self.kinds {
-            let all = u32::try_from(state.limits.at_once).unwrap_or(u32::MAX);
-            drop(state.slots.acquire_many(all).await);
-        }
-    }
-}
 
 /// Runs the jobs of the queue in this process.
 #[derive(Clone)]
@@ -438,7 +318,7 @@ impl JobRunner {
         Ok(next)
     }
 
-    /// Makes the jobs due again whose claims by this process are [left](left_claims).
+    /// Makes the jobs due again whose claims by this process are [left](super::shared::left_claims).
     async fn give_left_claims_back(&self, now: Timestamp) -> DbResult<()> {
         let Some(look) = self.core.jobs.left_claims.begin_look() else {
             return Ok(());
@@ -553,35 +433,6 @@ fn pause_until(next: Option<Timestamp>, now: Timestamp, longest: Duration) -> Du
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_end_of_a_run_during_a_look_wakes_the_loop() {
-        let queue = JobQueue::default();
-        let is_woken = |queue: &JobQueue| queue.discovers.swap(false, Ordering::AcqRel);
-        assert!(is_woken(&queue), "it looks at its start");
-        queue.run_ended(false);
-        assert!(!is_woken(&queue), "there are no tasks");
-        queue.has_tasks();
-        for _ in 0..3 {
-            let known = queue.begin_look();
-            queue.run_ended(false);
-            assert!(is_woken(&queue), "the look may have read before");
-            queue.looked(known, true);
-        }
-        let known = queue.begin_look();
-        queue.looked(known, false);
-        queue.run_ended(false);
-        assert!(!is_woken(&queue), "they are over");
-        queue.has_tasks();
-        let early = queue.begin_look();
-        queue.looked(early, false);
-        queue.run_ended(false);
-        assert!(is_woken(&queue), "the task may be stored after the look");
-        let late = queue.begin_look();
-        queue.looked(late, false);
-        queue.run_ended(false);
-        assert!(!is_woken(&queue), "it is over, too");
-    }
 
     #[test]
     fn the_loop_sleeps_until_something_is_due_and_not_too_long() {

@@ -30,14 +30,6 @@ const MOST_PASSED: usize = 3;
 /// The lease of a claim. Another process may start before this one is done, which does no harm.
 const LEASE: Duration = Duration::from_secs(600);
 
-/// The places at which the last sweep of this process has left the threads, since it had passed over too many of them. So
-/// however many threads cannot be swept, those behind them are.
-#[derive(Debug, Default)]
-pub(super) struct LeftPlaces {
-    expired: Mutex<Option<DuePlace>>,
-    unpruned: Mutex<Option<DuePlace>>,
-}
-
 pub(super) struct SweepHandler;
 
 impl JobHandler for SweepHandler {

@@ -1,6 +1,5 @@
 //! Sends webhooks: makes one attempt for each delivery that is due and stores the result.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -10,7 +9,7 @@ use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::deliveries::{self, Attempt};
 use crate::db::{self, DbResult};
 use crate::domain::delivery::{Delivery, DeliveryStatus};
-use crate::domain::id::{DeliveryId, ThreadId};
+use crate::domain::id::DeliveryId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::time::Timestamp;
 use crate::domain::trace::{SpanData, SpanKind, TraceScope};
@@ -67,7 +66,7 @@ impl JobHandler for WebhookHandler {
 
 /// Attempts a delivery once.
 async fn attempt(runtime: &RuntimeHandles, job: &ClaimedJob, delivery: &Delivery) -> Attempt {
-    let trace = trace::of_delivery(&runtime.core, delivery).await;
+    let trace = trace_of(&runtime.core, delivery).await;
     let mut span = begin_span(&trace, job, delivery);
     let context = span.as_ref().map(|span| &span.context).or(trace.context());
     let sending = runtime.core.webhooks.post(delivery, runtime.core.clock.now(), context);
@@ -110,6 +109,19 @@ async fn attempt(runtime: &RuntimeHandles, job: &ClaimedJob, delivery: &Delivery
     }
 }
 
+/// Returns the trace of the run that a delivery reports. A run that is deleted with its thread has none any more.
+async fn trace_of(core: &Core, delivery: &Delivery) -> TraceScope {
+    if !core.tracer.is_on() {
+        return TraceScope::default();
+    }
+    let run = delivery.run;
+    let read = core.db.read(move |tx| Box::pin(db::runs::get_by_id(tx, run))).await;
+    match read {
+        Ok(Some(run)) => trace::scope_of(&core.tracer, &run),
+        Ok(None) | Err(_) => TraceScope::default(),
+    }
+}
+
 /// Begins the span of an attempt. The address may be secret below its host, so only the host is in the span.
 fn begin_span(trace: &TraceScope, job: &ClaimedJob, delivery: &Delivery) -> Option<SpanData> {
     let mut span = trace.begin(SpanKind::Client)?;
@@ -144,40 +156,5 @@ fn failed(
         answer: answer.map(|status| status.as_u16()),
         error: Some(reason),
         due_at: now.plus(webhooks.pause(job.attempts)),
-    }
-}
-
-/// The handle for deliveries of webhooks. Cheap to clone.
-#[derive(Clone)]
-pub struct Deliveries {
-    core: Arc<Core>,
-}
-
-impl Deliveries {
-    pub(in crate::runtime) fn new(core: Arc<Core>) -> Self {
-        Self { core }
-    }
-
-    /// Sends a delivery again, whatever its status. Returns none if it does not exist.
-    ///
-    /// # Errors
-    /// Returns an error when the database fails.
-    pub async fn redeliver(&self, id: DeliveryId) -> DbResult<Option<Delivery>> {
-        let now = self.core.clock.now();
-        let renewed = self
-            .core
-            .db
-            .write(move |tx| Box::pin(async move { deliveries::renew(tx, id, now).await }))
-            .await?;
-        self.core.jobs.wake();
-        Ok(renewed)
-    }
-
-    /// Deletes the finished deliveries of a thread that a client has deleted.
-    pub(in crate::runtime) async fn forget_thread(&self, thread: ThreadId) -> DbResult<()> {
-        self.core
-            .db
-            .write(move |tx| Box::pin(async move { deliveries::forget_thread(tx, thread).await }))
-            .await
     }
 }

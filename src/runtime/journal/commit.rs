@@ -25,7 +25,7 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::commit_order::Turn;
 use crate::runtime::run_context::RunContext;
-use crate::runtime::{admission, interrupts, quotas, webhooks};
+use crate::runtime::{admission, interrupts, quotas, reports};
 
 /// The writes of one transaction.
 #[derive(Clone)]
@@ -275,7 +275,7 @@ pub(super) async fn write_rows(
             }
             end_main(tx, run_context, end, at).await?;
             if let Some(report) = &batch.report {
-                Box::pin(webhooks::store(tx, &run_context.core, &run_context.run, report)).await?;
+                Box::pin(reports::store(tx, &run_context.core, &run_context.run, report)).await?;
             }
         }
     }

@@ -9,17 +9,7 @@ use crate::domain::run::Run;
 use crate::runtime::retry::write_while_busy;
 use crate::runtime::runs::Runs;
 use crate::runtime::shared::Core;
-
-/// The processes with followers of a run that ends with its clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Following {
-    /// The run is over, gone, or does not end with its clients.
-    Settled,
-    /// Clients follow it here, or there are other processes, which are alive.
-    Somewhere,
-    /// All of the others have ended.
-    Nowhere,
-}
+use crate::runtime::shared::unfollowed::Following;
 
 /// The followers of a run as a look of this process has found them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,4 +166,23 @@ async fn with_lease(tx: &mut Tx<'_>, workers: &[WorkerId]) -> DbResult<Vec<Worke
         }
     }
     Ok(alive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_followers_is_not_named_unless_it_is_the_last_one() {
+        let outdated = |is_named, is_here, are_others| FoundFollowers::of(is_named, is_here, are_others).is_outdated;
+        assert!(outdated(true, false, true), "others are left");
+        assert!(
+            !outdated(true, false, false),
+            "it is the last one, which cancels the run"
+        );
+        assert!(!outdated(true, true, true));
+        assert!(outdated(false, true, true), "a client came when it was taken off");
+        assert!(!outdated(false, false, true));
+        assert_eq!(FoundFollowers::of(true, false, false).following, Following::Nowhere);
+    }
 }

@@ -3,13 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::access::SharingRules;
-use super::admission::RunBounds;
-use super::audit::AuditSettings;
-use super::registry::AgentSources;
-use super::store::Store;
-use super::sweeper::Retention;
-use super::webhooks::Webhooks;
+use super::settings::{AuditSettings, Retention, RunBounds, SharingRules};
 use crate::db::Db;
 use crate::domain::quota::Quotas;
 use crate::domain::ruling::AccessPolicies;
@@ -19,6 +13,9 @@ use crate::domain::time::Clock;
 use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::metrics::Metrics;
+use crate::runtime::registry::AgentSources;
+use crate::runtime::store::Store;
+use crate::runtime::webhooks::Webhooks;
 use crate::shutdown::Shutdown;
 
 /// The parts of the runtime.

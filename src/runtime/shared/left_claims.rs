@@ -17,7 +17,7 @@ use crate::runtime::late_commits::is_likely;
 
 /// The claims of this process on jobs.
 #[derive(Debug, Default)]
-pub(super) struct LeftClaims(Mutex<JobClaims>);
+pub(in crate::runtime) struct LeftClaims(Mutex<JobClaims>);
 
 #[derive(Debug, Default)]
 struct JobClaims {
@@ -29,15 +29,15 @@ struct JobClaims {
 
 /// A look for claims that are left.
 #[derive(Debug)]
-pub(super) struct ClaimLook {
+pub(in crate::runtime) struct ClaimLook {
     began: Instant,
     /// The jobs at work.
-    pub(super) at_work: Vec<JobId>,
+    pub(in crate::runtime) at_work: Vec<JobId>,
 }
 
 impl LeftClaims {
     /// Notes that this process works on these jobs.
-    pub(super) fn begin(&self, jobs: &[ClaimedJob]) {
+    pub(in crate::runtime) fn begin(&self, jobs: &[ClaimedJob]) {
         let mut claims = self.claims();
         for job in jobs {
             *claims.at_work.entry(job.id).or_default() += 1;
@@ -45,7 +45,7 @@ impl LeftClaims {
     }
 
     /// Notes that this process has ended its work on a job.
-    pub(super) fn end(&self, job: JobId) {
+    pub(in crate::runtime) fn end(&self, job: JobId) {
         let mut claims = self.claims();
         if let Some(count) = claims.at_work.get_mut(&job) {
             *count -= 1;
@@ -56,7 +56,7 @@ impl LeftClaims {
     }
 
     /// Notes that a claim, or the end of one, has failed with this error. The claim may be left.
-    pub(super) fn note(&self, error: &DbError) {
+    pub(in crate::runtime) fn note(&self, error: &DbError) {
         // A claim whose end found the database busy is left, too.
         if error.may_be_committed() || matches!(error, DbError::Busy) {
             self.claims().failed_at = Some(Instant::now());
@@ -64,12 +64,12 @@ impl LeftClaims {
     }
 
     /// Returns whether claims may be left.
-    pub(super) fn may_be_any(&self) -> bool {
+    pub(in crate::runtime) fn may_be_any(&self) -> bool {
         self.claims().failed_at.is_some()
     }
 
     /// Begins a look, if claims may be left.
-    pub(super) fn begin_look(&self) -> Option<ClaimLook> {
+    pub(in crate::runtime) fn begin_look(&self) -> Option<ClaimLook> {
         let claims = self.claims();
         claims.failed_at?;
         Some(ClaimLook {
@@ -79,7 +79,7 @@ impl LeftClaims {
     }
 
     /// Notes that the claims that a look has found are given back. Later looks are needed until no commit can arrive any more.
-    pub(super) fn looked(&self, look: &ClaimLook) {
+    pub(in crate::runtime) fn looked(&self, look: &ClaimLook) {
         let mut claims = self.claims();
         if claims.failed_at.is_some_and(|failed| !is_likely(failed, look.began)) {
             claims.failed_at = None;

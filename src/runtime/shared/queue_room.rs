@@ -1,23 +1,10 @@
-//! The bounds of the queue of runs.
+//! The room in the queue of runs.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Admission;
-use crate::db::{self, RowAccess};
+use crate::db::{self, Db, RowAccess};
 use crate::runtime::error::StartError;
-
-/// The bounds of runs.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RunBounds {
-    /// The most waiting runs of all processes on the database. They are counted from time to time and not for each run,
-    /// so that the number may be exceeded by a few.
-    pub waiting: u64,
-    /// The most waiting runs on one thread.
-    pub waiting_on_thread: u64,
-    /// The longest time for which a run and all below it may be at work, without the time spent waiting for answers.
-    pub at_work: Duration,
-}
 
 /// The time after which a full queue is counted again.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
@@ -82,27 +69,24 @@ impl QueueRoom {
         };
         has_room
     }
-}
 
-impl Admission {
     /// Reserves room for `wanted` runs in the queue.
     ///
     /// # Errors
     /// [`StartError::QueueFull`] when there are too few places.
-    pub(in crate::runtime) async fn take_places(&self, wanted: usize) -> Result<(), StartError> {
-        let queue = &self.core.queue;
+    pub(in crate::runtime) async fn take_places(&self, db: &Db, wanted: usize) -> Result<(), StartError> {
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
-        match queue.take(wanted, Instant::now()) {
+        match self.take(wanted, Instant::now()) {
             Room::Enough => Ok(()),
-            Room::None => Err(StartError::QueueFull(queue.most)),
+            Room::None => Err(StartError::QueueFull(self.most)),
             Room::Unknown => {
-                let most = i64::try_from(queue.most).unwrap_or(i64::MAX);
-                let read = self.core.db.read(move |tx| Box::pin(db::runs::count_pending(tx, most)));
+                let most = i64::try_from(self.most).unwrap_or(i64::MAX);
+                let read = db.read(move |tx| Box::pin(db::runs::count_pending(tx, most)));
                 // The bound is one of all tenants together.
                 let waiting = RowAccess::Server.scope(read).await?;
-                match queue.recount(waiting, wanted, Instant::now()) {
+                match self.recount(waiting, wanted, Instant::now()) {
                     true => Ok(()),
-                    false => Err(StartError::QueueFull(queue.most)),
+                    false => Err(StartError::QueueFull(self.most)),
                 }
             }
         }

@@ -1,0 +1,97 @@
+//! The spans of a run at work: those of its agents and of their commits.
+
+use crate::agent::set_conversation;
+use crate::db::Engine;
+use crate::domain::event::Origin;
+use crate::domain::id::RunId;
+use crate::domain::machine::{Failure, Machine};
+use crate::domain::run::RunStatus;
+use crate::domain::time::Timestamp;
+use crate::domain::trace::{SpanData, SpanId, SpanKind, TraceScope};
+use crate::runtime::run_context::RunContext;
+use crate::runtime::shared::Core;
+
+/// The end of an agent's work, for its span.
+pub(super) struct AgentEnd<'a> {
+    pub(super) status: RunStatus,
+    pub(super) error: Option<&'a Failure>,
+    /// True if the agent waits, for answers or at a breakpoint.
+    pub(super) waits: bool,
+}
+
+/// The agent whose work a span is about.
+pub(super) struct TracedAgent<'a> {
+    pub(super) context: &'a RunContext,
+    pub(super) trace: &'a TraceScope,
+    pub(super) origin: &'a Origin,
+    /// The run of the agent: the main agent's, or a child's.
+    pub(super) run: RunId,
+    /// The time at which the run of a child was created; none for the main agent.
+    pub(super) created: Option<Timestamp>,
+}
+
+impl TracedAgent<'_> {
+    /// Records the span of the agent.
+    pub(super) fn record(&self, end: &AgentEnd<'_>, machine: Option<&Machine>) {
+        let root = &self.context.run;
+        let placed = root.request.trace.as_ref();
+        let parent = match self.origin.namespace.last() {
+            None => placed
+                .and_then(|placed| placed.parent.as_ref())
+                .map(|parent| parent.span),
+            Some(task) => Some(SpanId::of_call(*task, root.id)),
+        };
+        let Some(mut span) = self.trace.begin_current(parent, SpanKind::Internal) else {
+            return;
+        };
+        // The same in every process that has worked for the run.
+        span.start = self.created.unwrap_or(root.due_at).max(root.due_at);
+        span.name = format!("invoke_agent {}", self.origin.agent);
+        span.set("gen_ai.operation.name", "invoke_agent");
+        span.set("gen_ai.agent.name", self.origin.agent.clone());
+        let thread = root.thread.to_string();
+        span.set("gen_ai.conversation.id", thread.clone());
+        span.set("session.id", thread.clone());
+        span.set("langsmith.span.kind", "chain");
+        span.set("langsmith.metadata.thread_id", thread);
+        span.set_some(
+            "user.id",
+            root.request.caller.as_ref().map(|caller| caller.identity.to_string()),
+        );
+        span.set_some(
+            "adjutant.tenant",
+            root.request.caller.as_ref().map(|caller| caller.tenant.to_string()),
+        );
+        span.set("adjutant.run.id", self.run.to_string());
+        span.set("adjutant.run.status", end.status.word());
+        if self.created.is_none() {
+            span.set("gen_ai.agent.id", root.assistant.to_string());
+            span.set("adjutant.run.attempt", u64::from(root.attempt));
+            span.links.extend(placed.and_then(|placed| placed.link.clone()));
+        }
+        if end.waits {
+            span.set("adjutant.waits", true);
+        }
+        if let Some(failure) = end.error {
+            span.fail(failure.class.clone());
+        }
+        if let (Some(machine), Some(limit)) = (machine, self.trace.content_bytes()) {
+            set_conversation(&mut span, &machine.state, limit);
+        }
+        self.trace.end(Some(span));
+    }
+}
+
+/// Begins the span of a commit.
+pub(super) fn begin_commit(trace: &TraceScope, core: &Core) -> Option<SpanData> {
+    let mut span = trace.begin(SpanKind::Client)?;
+    let system = match core.db.engine() {
+        Engine::Sqlite => "sqlite",
+        Engine::Postgres => "postgresql",
+    };
+    "COMMIT checkpoints".clone_into(&mut span.name);
+    span.set("db.system.name", system);
+    span.set("db.operation.name", "COMMIT");
+    span.set("db.collection.name", "checkpoints");
+    Some(span)
+}
