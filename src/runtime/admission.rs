@@ -1,8 +1,7 @@
 //! Admission of runs: decides whether a run starts or waits in the queue. All runs of main agents are admitted here.
 //!
-//! `start` is the transaction, `target` its thread, `precheck` makes slow checks before the transaction, and
-//! `withdraw` removes runs that do not begin. A run that clients start, and that begins at once, takes its
-//! [first step](FirstStep) in the same transaction.
+//! `start` is the transaction, `target` its thread, and `precheck` makes slow checks before the transaction. A run that
+//! clients start, and that begins at once, takes its [first step](FirstStep) in the same transaction.
 //!
 //! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
 //! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached). If the
@@ -37,14 +36,11 @@ use crate::domain::trace::SpanContext;
 mod precheck;
 mod start;
 mod target;
-mod withdraw;
 
-pub(super) use precheck::is_large;
 pub(super) use start::{
     UnstoredRun, check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant,
     refuse_by_policies, start_as, try_start,
 };
-pub(super) use withdraw::{Undone, leave_thread, thread_status, undo, withdraw};
 
 /// A run that was admitted.
 pub(super) struct Admitted {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::admission::{self, AdmissionContext, Admitted, Undone};
+use super::admission::{AdmissionContext, Admitted};
 use super::cancel_action::CancelAction;
 use super::dispatcher::Dispatcher;
 use super::error::CancelError;
@@ -11,6 +11,8 @@ use super::retry::write_while_busy;
 use super::run_context::RunContext;
 use super::runs::Runs;
 use super::shared::Core;
+use super::undo::{Undone, undo};
+use super::withdraw::withdraw;
 use super::{ledger, log_lines};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::access::AccessScope;
@@ -134,7 +136,7 @@ impl Dispatcher {
                     if !run_context.holds_lease(tx, now).await? {
                         return Ok(None);
                     }
-                    let undone = admission::undo(tx, &run_context.run, last, now).await?;
+                    let undone = undo(tx, &run_context.run, last, now).await?;
                     if let Some(ledger) = run_context.ledger.get() {
                         ledger.close(tx, now, 0).await?;
                     }
@@ -181,7 +183,7 @@ async fn request(
     let is_child = run.lineage.depth > 0;
     match run.status {
         RunStatus::Pending => {
-            admission::withdraw(tx, run, action, &context.core, context.now).await?;
+            withdraw(tx, run, action, &context.core, context.now).await?;
             Ok((None, None))
         }
         RunStatus::Running if is_child && action == CancelAction::Rollback => Err(CancelError::NoUndo),
@@ -231,7 +233,7 @@ async fn some_pending(
         // It may have begun before its thread was locked.
         let found = db::runs::get_by_id(tx, known.id).await?;
         if let Some(run) = found.filter(|run| run.status == RunStatus::Pending) {
-            admission::withdraw(tx, &run, action, core, now).await?;
+            withdraw(tx, &run, action, core, now).await?;
         }
     }
     Ok(!page.is_empty())

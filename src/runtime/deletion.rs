@@ -8,7 +8,9 @@ use super::prepare::CRASH_GAP;
 use super::retry::write_while_busy;
 use super::runs::Runs;
 use super::shared::Core;
-use super::{admission, log_lines, reports};
+use super::thread_status::leave_thread;
+use super::withdraw::withdraw;
+use super::{log_lines, reports};
 use crate::db::events::NewEvent;
 use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Notification, Tx};
@@ -75,7 +77,7 @@ async fn delete(tx: &mut Tx<'_>, core: &Core, known: &Run, now: Timestamp) -> Re
     let found = find_deletable(tx, thread, id).await?;
     match found.status {
         RunStatus::Pending => {
-            admission::withdraw(tx, &found, CancelAction::Interrupt, core, now).await?;
+            withdraw(tx, &found, CancelAction::Interrupt, core, now).await?;
         }
         RunStatus::Running => end_at_work(tx, core, &found, now).await?,
         RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {}
@@ -108,7 +110,7 @@ async fn end_at_work(tx: &mut Tx<'_>, core: &Core, run: &Run, now: Timestamp) ->
         status: ThreadStatus::Interrupted,
         error: Some(cancelled),
     };
-    admission::leave_thread(tx, thread, &left, now).await?;
+    leave_thread(tx, thread, &left, now).await?;
     log_lines::run_withdrawn(run, RunStatus::Interrupted.word());
     for notification in [
         Notification::Cancel(run.id),

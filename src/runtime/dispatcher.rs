@@ -11,13 +11,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::admission::UnstoredRun;
 use super::cancel_action::CancelAction;
 use super::children::Children;
 use super::commit_order::CommitOrder;
 use super::interrupts::StoredDecisions;
 use super::journal::LaneJournal;
-use super::prepare::{self, BegunRun, ContinuedWork, FirstStep, PlannedStep, ReadyMachine};
+use super::prepare::{self, BegunRun, ContinuedWork, FirstStep, ReadyMachine};
 use super::retry::retry_until_available;
 use super::run_context::{RunContext, exit_reason_of};
 use super::runs::Runs;
@@ -31,7 +30,7 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite};
 use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
-use crate::db::{self, DbError, DbResult, Engine, RowAccess, Tx, warn_of};
+use crate::db::{self, DbError, DbResult, Engine, RowAccess, warn_of};
 use crate::domain::backoff::Backoff;
 use crate::domain::event::Fact;
 use crate::domain::id::RunId;
@@ -320,24 +319,6 @@ impl Dispatcher {
         Ok(None)
     }
 
-    /// Plans the first step of a run for the transaction that admits it, if the run is claimed and needs nothing else for
-    /// that.
-    pub(super) async fn plan_first_step(
-        &self,
-        tx: &mut Tx<'_>,
-        unstored: &mut UnstoredRun,
-    ) -> DbResult<Option<PlannedStep>> {
-        if !FirstStep::is_possible(&unstored.admitted.run.request) {
-            return Ok(None);
-        }
-        let Some(claim) = unstored.admitted.claim() else {
-            return Ok(None);
-        };
-        let run_context = Arc::new(self.run_context(claim));
-        let log_end = unstored.log_end.take();
-        PlannedStep::plan(tx, run_context, unstored.admitted.is_thread_new, log_end).await
-    }
-
     /// Starts to drive a claimed run; `fresh` when no process has done so before.
     pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
         let followers = &claim.run.request.followers;
@@ -451,7 +432,8 @@ impl Dispatcher {
         None
     }
 
-    fn run_context(&self, claim: Claim) -> RunContext {
+    /// Returns the context of a run that this process has claimed.
+    pub(super) fn run_context(&self, claim: Claim) -> RunContext {
         let Claim {
             run,
             ownership,

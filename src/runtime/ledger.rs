@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::run_context::RunContext;
 use crate::db::trees::{self, TreeUsed};
 use crate::db::{self, Db, DbError, DbResult, Tx};
 use crate::domain::background::BudgetScope;
@@ -59,21 +58,21 @@ pub(super) struct BudgetCharge {
 }
 
 impl BudgetLedger {
-    /// Opens the ledger of a run with the share `share` and this stored usage.
+    /// Opens the ledger of a run on a thread, with the share `share` and this stored usage.
     pub(super) async fn open(
-        run_context: &RunContext,
+        db: &Db,
+        thread: ThreadId,
         trees: Vec<BudgetScope>,
         share: RunId,
         used: &Usage,
+        now: Timestamp,
     ) -> DbResult<Option<Arc<Self>>> {
         if trees.is_empty() {
             return Ok(None);
         }
-        let thread = run_context.run.thread;
-        let now = run_context.core.clock.now();
         let used = UsageChange::from(used);
         let all = trees.clone();
-        let write = run_context.core.db.write(move |tx| {
+        let write = db.write(move |tx| {
             Box::pin(async move {
                 ensure_shares(tx, &all, share, thread, now).await?;
                 for tree in &all {
@@ -88,7 +87,7 @@ impl BudgetLedger {
             ..LocalTally::default()
         });
         Ok(Some(Arc::new(Self {
-            db: run_context.core.db.clone(),
+            db: db.clone(),
             trees,
             share,
             local,

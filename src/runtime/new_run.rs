@@ -8,6 +8,13 @@ use serde_json::{Map, Value};
 use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::run::RunRequest;
+use crate::domain::size;
+
+/// The key of the parent run in the metadata of the thread and the runs of a task.
+pub(super) const PARENT_RUN: &str = "parent_run_id";
+
+/// The size from which a request is checked in advance. The check of a smaller request takes less than a millisecond.
+const LARGE: usize = 16 * 1024;
 
 /// A request for a run whose form was checked.
 #[derive(Debug, Clone)]
@@ -83,4 +90,20 @@ pub enum Resolution {
     Expired(Vec<InterruptId>),
     /// The cancellation of subagents that waited. Their callers continue without them.
     Cancelled(Vec<RunId>),
+}
+
+/// Returns whether a request is so large that reading it may be slow.
+pub(super) fn is_large(request: &RunRequest) -> bool {
+    let update = request.command.as_ref().and_then(|command| command.update.as_ref());
+    let brought: usize = request.input.iter().chain(update).map(size::of_value).sum();
+    brought + size_of(&request.context) > LARGE
+}
+
+/// Returns whether a context is so large that checking it may be slow.
+pub(super) fn is_context_large(context: &Map<String, Value>) -> bool {
+    size_of(context) > LARGE
+}
+
+fn size_of(context: &Map<String, Value>) -> usize {
+    context.values().map(size::of_value).sum()
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::access;
 use super::interrupts::{self, AnswerDelivery, Delivered, DeliveredEnd};
 use super::ledger::BudgetLedger;
 use super::quotas::RunAccount;
+use super::remote_runs::insert_remote_run_of_main;
 use super::resource_ref::ResourceRef;
 use super::run_context::RunContext;
-use super::{access, background};
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::LogEnd;
@@ -345,7 +346,7 @@ impl ReadyMachine {
             first,
             hops: run.hops(),
         };
-        background::insert_remote_run_of_main(run_context, &known, first).await?;
+        insert_remote_run_of_main(run_context, &known, first).await?;
         let LoadedMachine {
             machine,
             segment,
@@ -565,10 +566,12 @@ async fn budget(
         .reduce(f64::min);
     limits.tree = Some(tree);
     let ledger = BudgetLedger::open(
-        run_context,
+        &run_context.core.db,
+        run_context.run.thread,
         trees(run_context, known, first),
         first,
         &spent.whole.plus(before.whole),
+        run_context.core.clock.now(),
     )
     .await?;
     if let Some(ledger) = &ledger {

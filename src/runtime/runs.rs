@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{self, Admission, AdmissionContext, Admitted, Checked};
+use super::admission::{self, Admission, AdmissionContext, Admitted, Checked, UnstoredRun};
 use super::cancel_action::CancelAction;
 use super::dispatcher::Dispatcher;
 use super::error::{BatchError, CancelError, StartError};
 use super::new_run::NewRun;
-use super::prepare;
+use super::prepare::{self, FirstStep, PlannedStep};
 use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::shared::unfollowed::CommitFlag;
@@ -264,7 +264,7 @@ async fn admit(
     if is_followed {
         unstored.keep_for_key();
     }
-    let planned = dispatcher.plan_first_step(tx, &mut unstored).await?;
+    let planned = plan_first_step(tx, dispatcher, &mut unstored).await?;
     let first_seq = planned.as_ref().map(|planned| planned.first);
     let mut admitted = unstored.store(tx, first_seq).await?;
     if let Some(planned) = planned {
@@ -273,6 +273,24 @@ async fn admit(
         admitted.continued = Box::pin(prepare::continue_at_once(tx, &admitted.run)).await?;
     }
     Ok(admitted)
+}
+
+/// Plans the first step of a run for the transaction that admits it, if the run is claimed and needs nothing else for
+/// that.
+async fn plan_first_step(
+    tx: &mut Tx<'_>,
+    dispatcher: &Dispatcher,
+    unstored: &mut UnstoredRun,
+) -> DbResult<Option<PlannedStep>> {
+    if !FirstStep::is_possible(&unstored.admitted.run.request) {
+        return Ok(None);
+    }
+    let Some(claim) = unstored.admitted.claim() else {
+        return Ok(None);
+    };
+    let run_context = Arc::new(dispatcher.run_context(claim));
+    let log_end = unstored.log_end.take();
+    PlannedStep::plan(tx, run_context, unstored.admitted.is_thread_new, log_end).await
 }
 
 /// Admits a run once per key. `shown` renders the response that is stored; without it, a repeated request follows the run.

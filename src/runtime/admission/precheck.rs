@@ -14,16 +14,11 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::access::Ownership;
 use crate::domain::id::ThreadId;
-use crate::domain::run::RunRequest;
-use crate::domain::size;
 use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 use crate::runtime::error::{BatchError, StartError};
-use crate::runtime::new_run::{AssistantRef, NewRun};
+use crate::runtime::new_run::{AssistantRef, NewRun, is_context_large, is_large};
 use crate::runtime::registry::Registry;
-
-/// The size from which a request is checked in advance. The check of a smaller request takes less than a millisecond.
-const LARGE: usize = 16 * 1024;
 
 impl Admission {
     /// Makes the slow checks of requests.
@@ -45,7 +40,7 @@ impl Admission {
             let Some((known, context)) = found.await.map_err(|error| refused(error.into()))? else {
                 continue;
             };
-            if !is_large(&new_runs[number].request) && size_of(&context) <= LARGE {
+            if !is_large(&new_runs[number].request) && !is_context_large(&context) {
                 continue;
             }
             let digest = known.digest.clone();
@@ -84,17 +79,6 @@ impl Admission {
         };
         is_checked || is_large(&new_run.request)
     }
-}
-
-/// Returns whether a request is so large that reading it may be slow.
-pub(in crate::runtime) fn is_large(request: &RunRequest) -> bool {
-    let update = request.command.as_ref().and_then(|command| command.update.as_ref());
-    let brought: usize = request.input.iter().chain(update).map(size::of_value).sum();
-    brought + size_of(&request.context) > LARGE
-}
-
-fn size_of(context: &Map<String, Value>) -> usize {
-    context.values().map(size::of_value).sum()
 }
 
 /// Returns the agent that would run, and the context that it would have.

@@ -3,7 +3,6 @@
 //! The record of a task goes with the conversation. In its place, that work is stored like the work of a subagent whose run is
 //! gone, until the job that cancels such work is done with it. Tasks on this server have threads that clients see, and go on.
 
-use super::awaited_runs::describing_agent;
 use super::remote::START_TIMEOUT;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::TaskRecord;
@@ -11,6 +10,7 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{AssignedAgent, Run};
 use crate::domain::time::Timestamp;
+use crate::runtime::remote_runs::describing_agent;
 
 /// Deletes a thread. Returns whether it existed. The tasks on other servers that were started on it are cancelled there, but for
 /// those of a stateless run, whose thread goes with it in any case.

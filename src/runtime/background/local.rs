@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::limits::{self, TaskParent};
 use super::{
-    BackgroundTasks, NOT_OWN_TASK, PARENT_RUN, STOP_TIMEOUT, TaskError, WAITS_ALREADY, find_own_task,
-    new_cancelling_run, new_record, new_task_run, refusal_text, status, storage_error, strategy, task_ids,
+    BackgroundTasks, NOT_OWN_TASK, STOP_TIMEOUT, TaskError, WAITS_ALREADY, find_own_task, new_cancelling_run,
+    new_record, new_task_run, refusal_text, status, storage_error, strategy, task_ids,
 };
 use crate::db::interrupts::InterruptState;
 use crate::db::{self, DbResult, Tx};
@@ -20,8 +20,9 @@ use crate::runtime::admission::{self, AdmissionContext, Admitted, MayStart};
 use crate::runtime::cancel_action::CancelAction;
 use crate::runtime::error::{CancelError, StartError};
 use crate::runtime::interrupts;
-use crate::runtime::new_run::{AssistantRef, NewRun, Target};
+use crate::runtime::new_run::{AssistantRef, NewRun, PARENT_RUN, Target};
 use crate::runtime::retry::retry_until_available;
+use crate::runtime::withdraw::withdraw;
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
@@ -337,7 +338,7 @@ async fn take_over_messages(
             continue;
         };
         messages.extend_from_slice(earlier);
-        admission::withdraw(tx, run, CancelAction::Interrupt, &context.core, context.now).await?;
+        withdraw(tx, run, CancelAction::Interrupt, &context.core, context.now).await?;
     }
     if !messages.is_empty() {
         messages.extend_from_slice(messages_of(new_run.request.input.as_ref()).unwrap_or_default());

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use super::admission::Admission;
 use super::error::StartError;
 use super::log_lines;
-use super::new_run::{AssistantRef, NewRun, Target};
+use super::new_run::{AssistantRef, NewRun, PARENT_RUN, Target};
 use super::retry::TransactionError;
 use super::runs::Runs;
 use super::shared::Core;
@@ -47,7 +47,6 @@ pub(super) mod remote;
 pub(super) mod status;
 mod undone;
 
-pub(super) use awaited_runs::{insert_remote_run, insert_remote_run_of_main};
 pub use deleted::delete_thread;
 pub(super) use deleted::delete_thread_of_stateless_run;
 pub use status::known_status;
@@ -58,9 +57,6 @@ const MAX_NESTING: u32 = 4;
 
 /// The stream modes of the run of a task.
 pub(super) const STREAM_MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
-
-/// The key of the parent run in the metadata of the thread and the runs of a task.
-pub(super) const PARENT_RUN: &str = "parent_run_id";
 
 /// The refusal for a task of another conversation.
 const NOT_OWN_TASK: &str = "This task was not begun in this conversation.";

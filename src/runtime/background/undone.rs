@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 
-use super::awaited_runs::describing_agent;
 use super::remote::START_TIMEOUT;
 use crate::db::background::remote::WorkCondition;
 use crate::db::{self, DbResult, Tx};
@@ -15,6 +14,7 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
 use crate::runtime::cancel_action::CancelAction;
+use crate::runtime::remote_runs::describing_agent;
 
 /// The background tasks that were undone with a run.
 #[derive(Default)]

@@ -6,7 +6,7 @@ use crate::agent::NewChildRun;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::run::{AssignedAgent, Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::runtime::background;
+use crate::runtime::remote_runs::insert_remote_run;
 use crate::runtime::run_context::RunContext;
 
 /// The result of an admission. A refusal is not an error but a result for the model, so the other writes of the
@@ -126,7 +126,7 @@ pub(super) async fn store(tx: &mut Tx<'_>, run_context: &RunContext, prepared: &
     if run.lineage.root != root {
         db::runs::mark_begun_by(tx, run.id, root).await?;
     }
-    background::insert_remote_run(tx, run, url.as_deref()).await?;
+    insert_remote_run(tx, run, url.as_deref()).await?;
     if url.is_some() {
         run_context.core.jobs.has_tasks();
     }

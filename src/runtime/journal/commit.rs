@@ -25,7 +25,8 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::commit_order::Turn;
 use crate::runtime::run_context::RunContext;
-use crate::runtime::{admission, interrupts, quotas, reports};
+use crate::runtime::thread_status::{leave_thread, thread_status};
+use crate::runtime::{interrupts, quotas, reports};
 
 /// The writes of one transaction.
 #[derive(Clone)]
@@ -337,11 +338,11 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
     };
     if status == ThreadStatus::Idle && run_context.run.request.checkpoint.is_some() {
         // A run from an older checkpoint may have written nothing. Then the thread is at its newest checkpoint as before.
-        (left.status, left.error) = Box::pin(admission::thread_status(tx, thread)).await?;
+        (left.status, left.error) = Box::pin(thread_status(tx, thread)).await?;
     }
     // Nearly always the thread holds no messages for certain, and on SQLite the transaction waits for nothing then.
     match end.looks_for_messages {
-        true => Box::pin(admission::leave_thread(tx, thread, &left, at)).await?,
+        true => Box::pin(leave_thread(tx, thread, &left, at)).await?,
         false => db::threads::leave_without_messages(tx, thread, &left, at).await?,
     }
     match cancelled {

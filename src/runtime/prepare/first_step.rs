@@ -14,8 +14,8 @@ use crate::db::checkpoints::{LaterLogEnd, LogEnd};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::machine::{Machine, Phase};
 use crate::domain::run::RunRequest;
-use crate::runtime::admission::is_large;
 use crate::runtime::journal::{FirstCommit, LaneJournal};
+use crate::runtime::new_run::is_large;
 use crate::runtime::run_context::RunContext;
 
 /// The first step of a run, as a part of the transaction that admits it. Readers see nothing of it before
