@@ -1,24 +1,16 @@
 //! The transaction of one commit.
 
-use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Rest;
-use super::child::{self, PreparedChild};
+use super::batch::{CommitBatch, NewChild, RunEnd};
+use super::child;
 use crate::db::checkpoints::NewCheckpoint;
 use crate::db::events::NewEvent;
-use crate::db::interrupts::InterruptRecord;
 use crate::db::runs::{ChildRowUpdate, EndOfRun, RunRowUpdate};
 use crate::db::threads::ThreadAfterRun;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::checkpoint::{Entry, Lane};
-use crate::domain::delivery::Delivery;
-use crate::domain::event::{Event, Fact};
-use crate::domain::id::{CheckpointId, RunId};
-use crate::domain::item::ItemChange;
-use crate::domain::limits::Usage;
-use crate::domain::machine::{Failure, Position};
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::RunId;
 use crate::domain::quota::DayUse;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
@@ -28,116 +20,6 @@ use crate::runtime::run_context::RunContext;
 use crate::runtime::thread_status::{leave_thread, thread_status};
 use crate::runtime::{interrupts, quotas, reports};
 
-/// The writes of one transaction.
-#[derive(Clone)]
-pub(super) struct CommitBatch {
-    pub(super) first: i64,
-    pub(super) count: usize,
-    pub(super) at: Timestamp,
-    /// New child runs.
-    pub(super) children: Vec<NewChild>,
-    pub(super) entries: Vec<PlacedStep>,
-    pub(super) facts: Vec<PlacedFact>,
-    pub(super) items: Vec<ItemChange>,
-    /// The positions of older checkpoints whose steps were carried on.
-    pub(super) left: Vec<(CheckpointId, Position)>,
-    pub(super) asked: Vec<InterruptRecord>,
-    pub(super) head: Option<(CheckpointId, Position)>,
-    pub(super) ended: Option<RunEnd>,
-    /// The report for webhooks.
-    pub(super) report: Option<Delivery>,
-    /// The usage of the run, if the batch stores it.
-    pub(super) used: Option<Usage>,
-    /// The usage besides that of the meter, when a run ends.
-    pub(super) rest: Option<Rest>,
-    pub(super) events: Vec<Arc<Event>>,
-}
-
-/// A new child run of a batch, with its first writes if it begins at once. Their numbers follow those of the batch.
-#[derive(Clone)]
-pub(super) struct NewChild {
-    pub(super) prepared: Arc<PreparedChild>,
-    pub(super) first: Option<CommitBatch>,
-}
-
-/// The end of a run.
-#[derive(Clone)]
-pub(super) struct RunEnd {
-    pub(super) status: RunStatus,
-    pub(super) error: Option<Failure>,
-    /// True if the run ends waiting, for answers or at a breakpoint.
-    pub(super) waits: bool,
-    /// True if queued messages of the thread are looked for, which may have to be held or let go.
-    pub(super) looks_for_messages: bool,
-}
-
-impl CommitBatch {
-    /// Returns the number of the batch's events, with those of new child runs.
-    pub(super) fn total(&self) -> usize {
-        let firsts = self.children.iter().filter_map(|child| child.first.as_ref());
-        self.count + firsts.map(Self::total).sum::<usize>()
-    }
-
-    /// Returns the numbers of the batch's events, with those of new child runs.
-    pub(super) fn numbers(&self) -> Range<i64> {
-        self.first
-            ..self
-                .first
-                .saturating_add(i64::try_from(self.total()).unwrap_or(i64::MAX))
-    }
-
-    /// Returns the same batch with numbers from `first` on.
-    pub(super) fn renumbered(&self, first: i64) -> Self {
-        let own = self.numbers();
-        let moved = |seq: i64| {
-            if own.contains(&seq) {
-                seq - own.start + first
-            } else {
-                seq
-            }
-        };
-        let mut new = Self { first, ..self.clone() };
-        for laid in &mut new.entries {
-            laid.seq = moved(laid.seq);
-            laid.segment = moved(laid.segment);
-        }
-        for child in &mut new.children {
-            child.first = child.first.take().map(|batch| batch.renumbered(moved(batch.first)));
-        }
-        new.facts.iter_mut().for_each(|placed| placed.seq = moved(placed.seq));
-        new.asked.iter_mut().for_each(|asked| asked.seq = moved(asked.seq));
-        for event in &mut new.events {
-            *event = Arc::new(Event {
-                seq: moved(event.seq),
-                ..Event::clone(event)
-            });
-        }
-        new
-    }
-
-    /// Returns the same batch, whose end looks for queued messages; none if it does that already, or has no end.
-    pub(super) fn looking_for_messages(&self) -> Option<Self> {
-        let end = self.ended.as_ref().filter(|end| !end.looks_for_messages)?;
-        let ended = Some(RunEnd {
-            looks_for_messages: true,
-            ..end.clone()
-        });
-        Some(Self { ended, ..self.clone() })
-    }
-
-    /// Returns whether the batch is progress: a step was made, or a call answered. A restart is no progress.
-    fn makes_progress(&self) -> bool {
-        let is_answer = |placed: &PlacedFact| matches!(placed.fact, Fact::Answered { .. });
-        !self.entries.is_empty() || self.facts.iter().any(is_answer)
-    }
-
-    /// Returns whether an agent begins or continues with the batch.
-    fn begins(&self) -> bool {
-        let is_start = |placed: &PlacedFact| matches!(placed.fact, Fact::Started { .. });
-        self.facts.iter().any(is_start)
-    }
-}
-
 /// The outcome of a batch.
 pub(super) enum CommitOutcome {
     /// The batch was stored now.
@@ -146,24 +28,6 @@ pub(super) enum CommitOutcome {
     Before(i64),
     /// Another process holds the lease. Nothing is stored.
     Lost,
-}
-
-/// A step with its number and segment.
-#[derive(Clone)]
-pub(super) struct PlacedStep {
-    pub(super) seq: i64,
-    pub(super) segment: i64,
-    pub(super) entry: Arc<Entry>,
-    pub(super) position: Position,
-}
-
-/// An event that is no step, with its number and the history that it belongs to: that of a subagent if it repeats what
-/// the subagent has asked.
-#[derive(Clone)]
-pub(super) struct PlacedFact {
-    pub(super) seq: i64,
-    pub(super) lane: Lane,
-    pub(super) fact: Fact,
 }
 
 /// Stores a batch in its `turn`, unless it is stored already under one of the numbers that it had `before`.

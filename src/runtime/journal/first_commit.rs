@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use super::commit::{CommitBatch, write_rows};
-use super::{LaneJournal, SplitWrites};
+use super::LaneJournal;
+use super::batch::{CommitBatch, SplitWrites};
+use super::commit::write_rows;
 use crate::agent::PendingWrite;
 use crate::db::{DbResult, Tx};
 use crate::domain::machine::Machine;

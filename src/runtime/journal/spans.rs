@@ -1,5 +1,9 @@
 //! The spans of a run at work: those of its agents and of their commits.
 
+use std::sync::atomic::Ordering;
+
+use super::LaneJournal;
+use super::batch::{CommitBatch, RunEnd};
 use crate::agent::set_conversation;
 use crate::db::Engine;
 use crate::domain::event::Origin;
@@ -12,27 +16,27 @@ use crate::runtime::run_context::RunContext;
 use crate::runtime::shared::Core;
 
 /// The end of an agent's work, for its span.
-pub(super) struct AgentEnd<'a> {
-    pub(super) status: RunStatus,
-    pub(super) error: Option<&'a Failure>,
+struct AgentEnd<'a> {
+    status: RunStatus,
+    error: Option<&'a Failure>,
     /// True if the agent waits, for answers or at a breakpoint.
-    pub(super) waits: bool,
+    waits: bool,
 }
 
 /// The agent whose work a span is about.
-pub(super) struct TracedAgent<'a> {
-    pub(super) context: &'a RunContext,
-    pub(super) trace: &'a TraceScope,
-    pub(super) origin: &'a Origin,
+struct TracedAgent<'a> {
+    context: &'a RunContext,
+    trace: &'a TraceScope,
+    origin: &'a Origin,
     /// The run of the agent: the main agent's, or a child's.
-    pub(super) run: RunId,
+    run: RunId,
     /// The time at which the run of a child was created; none for the main agent.
-    pub(super) created: Option<Timestamp>,
+    created: Option<Timestamp>,
 }
 
 impl TracedAgent<'_> {
     /// Records the span of the agent.
-    pub(super) fn record(&self, end: &AgentEnd<'_>, machine: Option<&Machine>) {
+    fn record(&self, end: &AgentEnd<'_>, machine: Option<&Machine>) {
         let root = &self.context.run;
         let placed = root.request.trace.as_ref();
         let parent = match self.origin.namespace.last() {
@@ -83,7 +87,7 @@ impl TracedAgent<'_> {
 }
 
 /// Begins the span of a commit.
-pub(super) fn begin_commit(trace: &TraceScope, core: &Core) -> Option<SpanData> {
+fn begin_commit(trace: &TraceScope, core: &Core) -> Option<SpanData> {
     let mut span = trace.begin(SpanKind::Client)?;
     let system = match core.db.engine() {
         Engine::Sqlite => "sqlite",
@@ -94,4 +98,50 @@ pub(super) fn begin_commit(trace: &TraceScope, core: &Core) -> Option<SpanData> 
     span.set("db.operation.name", "COMMIT");
     span.set("db.collection.name", "checkpoints");
     Some(span)
+}
+
+impl LaneJournal {
+    /// Begins the span of a commit.
+    pub(super) fn begin_span(&self, batch: &CommitBatch) -> Option<SpanData> {
+        let mut span = begin_commit(&self.trace, &self.run_context.core)?;
+        let size = batch.count + batch.items.len() + batch.asked.len();
+        span.set("db.operation.batch.size", size);
+        Some(span)
+    }
+
+    fn traced_agent(&self) -> TracedAgent<'_> {
+        TracedAgent {
+            context: &self.run_context,
+            trace: &self.trace,
+            origin: &self.origin,
+            run: self.run,
+            created: self.created,
+        }
+    }
+
+    /// Records the span of the agent, whose end is stored.
+    pub(super) fn record_span(&self, end: &RunEnd, machine: &Machine) {
+        self.ended.store(true, Ordering::Relaxed);
+        let end = AgentEnd {
+            status: end.status,
+            error: end.error.as_ref(),
+            waits: end.waits,
+        };
+        self.traced_agent().record(&end, Some(machine));
+    }
+
+    /// Records the span of a run that was cancelled and undone.
+    pub(in crate::runtime) fn record_rollback(&self) {
+        self.record_cancellation();
+    }
+
+    pub(super) fn record_cancellation(&self) {
+        let failure = Failure::cancelled();
+        let end = AgentEnd {
+            status: RunStatus::Interrupted,
+            error: Some(&failure),
+            waits: false,
+        };
+        self.traced_agent().record(&end, None);
+    }
 }
