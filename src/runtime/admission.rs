@@ -1,7 +1,8 @@
 //! Admission of runs: decides whether a run starts or waits in the queue. All runs of main agents are admitted here.
 //!
-//! `start` is the transaction, `target` its thread, and `precheck` makes slow checks before the transaction. A run that
-//! clients start, and that begins at once, takes its [first step](FirstStep) in the same transaction.
+//! `start` is the transaction, `target` its thread, `permission` says whether the caller may start the run, `build_run` makes
+//! the run, and `precheck` makes slow checks before the transaction. A run that clients start, and that begins at once, takes
+//! its [first step](FirstStep) in the same transaction.
 //!
 //! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
 //! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached). If the
@@ -33,14 +34,15 @@ use crate::domain::run::{Run, RunRequest};
 use crate::domain::time::Timestamp;
 use crate::domain::trace::SpanContext;
 
+mod build_run;
+mod permission;
 mod precheck;
 mod start;
 mod target;
 
-pub(super) use start::{
-    UnstoredRun, check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant,
-    refuse_by_policies, start_as, try_start,
-};
+pub(super) use permission::{check_tenant, find_assistant, refuse_assistant, refuse_by_policies};
+pub(super) use precheck::check_ahead;
+pub(super) use start::{UnstoredRun, check_stateless, decide, start_as, try_start};
 
 /// A run that was admitted.
 pub(super) struct Admitted {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::AdmissionContext;
-use super::start::check_by_policies;
+use super::permission::check_by_policies;
 use crate::db::checkpoints::LaterLogEnd;
 use crate::db::runs::{LaterInFlight, LaterRunBefore};
 use crate::db::threads::LaterThread;

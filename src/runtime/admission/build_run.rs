@@ -1,0 +1,194 @@
+//! The run of a request, with its settings, its metadata and its account.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::agent::assemble::RegisteredAgent;
+use crate::db::runs::RunBefore;
+use crate::domain::Invalid;
+use crate::domain::access::Ownership;
+use crate::domain::account::{Account, RunQueue};
+use crate::domain::assistant::{Assistant, AssistantSettings, RunSettings};
+use crate::domain::id::RunId;
+use crate::domain::identity::Credential;
+use crate::domain::metadata;
+use crate::domain::run::{AssignedAgent, Command, Lineage, Run, RunRequest, RunStatus, SERVER_KEYS};
+use crate::domain::run_config::{configurable, set_configurable};
+use crate::domain::thread::Thread;
+use crate::domain::time::Timestamp;
+use crate::runtime::new_run::{NewRun, PARENT_RUN, Resolution, Target};
+use crate::runtime::registry::ResolvedAssistant;
+
+/// Returns the run of a request.
+pub(super) fn build_run(
+    id: RunId,
+    new_run: &NewRun,
+    resolved: &ResolvedAssistant,
+    thread: &Thread,
+    run_settings: RunSettings,
+    now: Timestamp,
+) -> Run {
+    let Assistant {
+        id: assistant,
+        version,
+        settings,
+        ..
+    } = &resolved.assistant;
+    let mut metadata = metadata_of(new_run, settings, thread);
+    let own = [
+        ("graph_id", settings.graph_id.clone()),
+        ("assistant_id", assistant.to_string()),
+    ];
+    metadata.extend(own.map(|(key, value)| (key.to_owned(), value.into())));
+    let RunSettings { config, context } = run_settings;
+    let mut request = RunRequest {
+        temporary: new_run.target == Target::Stateless { keep: false },
+        config,
+        context,
+        agent: Some(AssignedAgent {
+            graph_id: settings.graph_id.clone(),
+            version: *version,
+            definition: Some(resolved.known.digest.clone()),
+        }),
+        ..new_run.request.clone()
+    };
+    if is_on_behalf_of_caller(new_run, thread) {
+        request.assign_to(&new_run.caller);
+    }
+    Run {
+        id,
+        thread: thread.id,
+        assistant: *assistant,
+        lineage: Lineage::root(id, &resolved.known.name),
+        status: RunStatus::Pending,
+        request,
+        metadata,
+        error: None,
+        attempt: 1,
+        created_at: now,
+        updated_at: now,
+        due_at: now.plus(new_run.after),
+        queue: RunQueue::default(),
+    }
+}
+
+/// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An
+/// answer without a context keeps the context of the thread's last run; one with a context keeps what that run has
+/// chosen, unless it chooses anew.
+pub(super) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
+    let RunRequest { config, context, .. } = &new_run.request;
+    let assistant = &resolved.assistant.settings;
+    let before = configurable(&thread.config);
+    let Some(before) = before.filter(|_| resumes_work(new_run)) else {
+        return assistant.as_defaults_for(config, context);
+    };
+    if context.is_empty() && !before.is_empty() {
+        let mut config = config.clone();
+        set_configurable(&mut config, before.clone());
+        return assistant.as_defaults_for(&config, before);
+    }
+    let mut settings = assistant.as_defaults_for(config, context);
+    // The work goes on with the model, the tools and the instructions with which it began.
+    for name in resolved
+        .known
+        .choice_names()
+        .filter(|name| !context.contains_key(*name))
+    {
+        settings.put(name, before.get(name));
+    }
+    settings
+}
+
+/// Returns whether a request continues the work that waits on its thread.
+fn resumes_work(new_run: &NewRun) -> bool {
+    let is_resumed = new_run.resume.is_some() || new_run.request.command.as_ref().is_some_and(Command::resumes);
+    is_resumed || new_run.request.compaction.is_some()
+}
+
+/// Returns an agent with what the run of a request chooses. The run of a background task chooses nothing: its context is
+/// that of the agent that started it.
+///
+/// # Errors
+/// Names the entry of the context that chooses something that is not allowed.
+pub(super) fn with_choices(
+    new_run: &NewRun,
+    known: &Arc<RegisteredAgent>,
+    thread: Option<&Thread>,
+    context: &Map<String, Value>,
+) -> Result<Arc<RegisteredAgent>, Invalid> {
+    let is_task_thread = thread.is_some_and(|thread| thread.metadata.contains_key("parent_thread_id"));
+    match new_run.request.background.is_some() || is_task_thread {
+        true => Ok(Arc::clone(known)),
+        false => known.configured(context),
+    }
+}
+
+/// Returns the metadata of a run: the entries of its assistant, of its thread, of its `config` and of the request. A
+/// later entry replaces an earlier one.
+fn metadata_of(new_run: &NewRun, assistant: &AssistantSettings, thread: &Thread) -> Map<String, Value> {
+    let in_config = |config: &Map<String, Value>| match config.get("metadata") {
+        Some(Value::Object(metadata)) => metadata.clone(),
+        Some(_) | None => Map::new(),
+    };
+    let with = |of_thread: Map<String, Value>| {
+        let mut metadata = in_config(&assistant.config);
+        metadata.extend(assistant.metadata.clone());
+        metadata.extend(of_thread);
+        metadata.extend(in_config(&new_run.request.config));
+        metadata.extend(new_run.metadata.clone());
+        metadata
+    };
+    let of_thread = thread.metadata.iter().filter(|(key, _)| is_for_runs(key));
+    let of_thread: Map<String, Value> = of_thread.map(|(key, value)| (key.clone(), value.clone())).collect();
+    if of_thread.is_empty() {
+        return with(of_thread);
+    }
+    let whole = with(of_thread);
+    // The metadata are stored with every run and sent with every piece of an answer.
+    match metadata::check(&whole) {
+        Ok(()) => whole,
+        Err(_) => with(Map::new()),
+    }
+}
+
+/// Returns whether runs have a key of the metadata of their thread. Those by which servers know the runs that they have
+/// started themselves are not for other runs on the thread.
+fn is_for_runs(key: &str) -> bool {
+    key != PARENT_RUN && !key.starts_with(SERVER_KEYS)
+}
+
+/// Returns whether a run works on behalf of its caller. An approver of another user's thread decides, and the agent
+/// goes on working on behalf of the owner.
+fn is_on_behalf_of_caller(new_run: &NewRun, thread: &Thread) -> bool {
+    let caller = &new_run.caller;
+    match new_run.resume {
+        Some(Resolution::AnsweredAlone(..)) => thread.ownership == Ownership::of(caller),
+        Some(_) | None => caller.credential != Credential::Server,
+    }
+}
+
+/// Gives a run the priority and the user of the run whose work it continues.
+pub(super) fn take_over(run: &mut Run, before: RunBefore, new_run: &NewRun, thread: &Thread) {
+    run.queue.priority = run.queue.priority.max(before.queue.priority);
+    // The server continues work on the thread, or an approver has decided: on behalf of the same user as before.
+    if !is_on_behalf_of_caller(new_run, thread) && run.request.caller.is_none() {
+        run.request.caller = before.caller;
+    }
+}
+
+/// Returns the account on whose behalf a run works: that of the run which it continues, else that of the caller, or of
+/// the owner of the thread if the server itself starts the run.
+pub(super) fn account_of(new_run: &NewRun, before: Option<&RunBefore>, thread: &Thread) -> Account {
+    match before {
+        Some(before) => before.queue.account.clone(),
+        None if new_run.caller.credential == Credential::Server => Account::of_owner(&thread.ownership),
+        None => Account::of(&new_run.caller),
+    }
+}
+
+/// Returns whether the server itself continues work that was admitted before. Quotas do not hold that up; its model
+/// calls are checked like all others.
+pub(super) fn is_continuation(new_run: &NewRun) -> bool {
+    new_run.caller.credential == Credential::Server && new_run.request.input.is_none()
+}
