@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::admission::{self, Admission, AdmissionContext, Checked};
+use super::admission::{self, AdmissionContext, Checked};
+use super::admit::{Admission, check_priority};
 use super::error::{BatchError, CronError, StartError};
 use super::new_run::{AssistantRef, NewRun, Target};
 use super::resource_ref::ResourceRef;
@@ -329,7 +330,7 @@ impl Crons {
                 (None, Some(thread)) => (Action::CronsCreate, ResourceRef::Thread(thread)),
                 (None, None) => (Action::CronsCreate, ResourceRef::Collection),
             };
-            admission::check_priority(&self.core, caller, action, resource, request)?;
+            check_priority(&self.core, caller, action, resource, request)?;
         }
         let ahead = NewRun {
             assistant: new_cron.assistant.clone(),

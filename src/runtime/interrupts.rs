@@ -22,7 +22,7 @@ use super::admission::{self, AdmissionContext, Admitted};
 use super::audit;
 use super::background::BackgroundTasks;
 use super::error::StartError;
-use super::new_run::{AssistantRef, NewRun, Resolution, Target};
+use super::new_run::{AssistantRef, NewRun, Resolution, Target, streamed_request};
 use super::runs::Runs;
 use super::shared::Core;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
@@ -140,7 +140,7 @@ async fn continue_thread(
             let request = RunRequest {
                 // Another run may be at work on the thread; then there is nothing to continue.
                 multitask: Multitask::Reject,
-                ..super::background::streamed_request()
+                ..streamed_request()
             };
             (request, metadata("settled_elsewhere", &[*child]))
         }
@@ -148,7 +148,7 @@ async fn continue_thread(
             let request = RunRequest {
                 // Another run may be at work on the thread; the job tries again when it has ended.
                 multitask: Multitask::Reject,
-                ..super::background::streamed_request()
+                ..streamed_request()
             };
             (request, metadata("expired_interrupt_ids", ids))
         }

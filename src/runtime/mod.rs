@@ -32,6 +32,7 @@ use crate::shutdown::Shutdown;
 
 mod access;
 mod admission;
+mod admit;
 mod assistants;
 mod audit;
 mod background;

@@ -13,6 +13,9 @@ use crate::domain::size;
 /// The key of the parent run in the metadata of the thread and the runs of a task.
 pub(super) const PARENT_RUN: &str = "parent_run_id";
 
+/// The stream modes of the run of a task.
+pub(super) const STREAM_MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
+
 /// The size from which a request is checked in advance. The check of a smaller request takes less than a millisecond.
 const LARGE: usize = 16 * 1024;
 
@@ -106,4 +109,25 @@ pub(super) fn is_context_large(context: &Map<String, Value>) -> bool {
 
 fn size_of(context: &Map<String, Value>) -> usize {
     context.values().map(size::of_value).sum()
+}
+
+/// Returns whether a run with this request may take its first step where it is admitted: all that it brings is input for
+/// the newest checkpoint.
+pub(super) fn may_step_at_once(request: &RunRequest) -> bool {
+    let only_input = request.command.is_none() && request.checkpoint.is_none() && request.compaction.is_none();
+    // A run that is found at its input after a crash has passed the breakpoint there. So the input of a run with
+    // breakpoints is stored when it has met the first of them, or passed it.
+    let has_breakpoints = !request.interrupt_before.is_empty() || !request.interrupt_after.is_empty();
+    request.input.is_some() && only_input && !has_breakpoints && !is_large(request)
+}
+
+/// Returns a request whose run is streamed in all modes.
+pub(super) fn streamed_request() -> RunRequest {
+    let stream_mode = STREAM_MODES.map(str::to_owned).into();
+    RunRequest {
+        stream_mode,
+        stream_subgraphs: true,
+        stream_resumable: true,
+        ..RunRequest::default()
+    }
 }

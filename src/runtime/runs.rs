@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{self, Admission, AdmissionContext, Admitted, Checked, UnstoredRun};
+use super::admission::{self, AdmissionContext, Checked, UnstoredRun};
+use super::admit::{Admission, AdmittedStart};
 use super::cancel_action::CancelAction;
 use super::dispatcher::Dispatcher;
 use super::error::{BatchError, CancelError, StartError};
-use super::new_run::NewRun;
-use super::prepare::{self, FirstStep, PlannedStep};
+use super::new_run::{NewRun, may_step_at_once};
+use super::prepare::{self, PlannedStep};
 use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::shared::unfollowed::CommitFlag;
@@ -259,20 +260,20 @@ async fn admit(
     new_run: &NewRun,
     context: &AdmissionContext,
     is_followed: bool,
-) -> Result<Admitted, StartError> {
+) -> Result<AdmittedStart, StartError> {
     let mut unstored = admission::decide(tx, id, new_run, 0, context).await?;
     if is_followed {
         unstored.keep_for_key();
     }
     let planned = plan_first_step(tx, dispatcher, &mut unstored).await?;
     let first_seq = planned.as_ref().map(|planned| planned.first);
-    let mut admitted = unstored.store(tx, first_seq).await?;
+    let mut start = AdmittedStart::from(unstored.store(tx, first_seq).await?);
     if let Some(planned) = planned {
-        admitted.first_step = Some(Box::new(planned.store(tx).await?));
-    } else if admitted.claimed {
-        admitted.continued = Box::pin(prepare::continue_at_once(tx, &admitted.run)).await?;
+        start.first_step = Some(Box::new(planned.store(tx).await?));
+    } else if start.admitted.claimed {
+        start.continued = Box::pin(prepare::continue_at_once(tx, &start.admitted.run)).await?;
     }
-    Ok(admitted)
+    Ok(start)
 }
 
 /// Plans the first step of a run for the transaction that admits it, if the run is claimed and needs nothing else for
@@ -282,7 +283,7 @@ async fn plan_first_step(
     dispatcher: &Dispatcher,
     unstored: &mut UnstoredRun,
 ) -> DbResult<Option<PlannedStep>> {
-    if !FirstStep::is_possible(&unstored.admitted.run.request) {
+    if !may_step_at_once(&unstored.admitted.run.request) {
         return Ok(None);
     }
     let Some(claim) = unstored.admitted.claim() else {
@@ -300,14 +301,14 @@ async fn admit_with_key(
     new_runs: Arc<Vec<NewRun>>,
     context: AdmissionContext,
     shown: Option<RunResponse>,
-) -> Result<IdempotentOutcome<Admitted>, StartError> {
+) -> Result<IdempotentOutcome<AdmittedStart>, StartError> {
     let now = context.now;
     let is_followed = shown.is_none();
-    let kept = move |admitted: &Admitted| match shown {
-        Some(shown) => shown(std::slice::from_ref(&admitted.run)),
+    let kept = move |start: &AdmittedStart| match shown {
+        Some(shown) => shown(std::slice::from_ref(&start.admitted.run)),
         None => StoredResponse::Run {
-            thread: admitted.run.thread,
-            run: admitted.run.id,
+            thread: start.admitted.run.thread,
+            run: start.admitted.run.id,
         },
     };
     let db = dispatcher.core.db.clone();

@@ -76,7 +76,7 @@ pub(super) fn build_run(
 /// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An
 /// answer without a context keeps the context of the thread's last run; one with a context keeps what that run has
 /// chosen, unless it chooses anew.
-pub(super) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
+pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
     let RunRequest { config, context, .. } = &new_run.request;
     let assistant = &resolved.assistant.settings;
     let before = configurable(&thread.config);
@@ -111,7 +111,7 @@ fn resumes_work(new_run: &NewRun) -> bool {
 ///
 /// # Errors
 /// Names the entry of the context that chooses something that is not allowed.
-pub(super) fn with_choices(
+pub(in crate::runtime) fn with_choices(
     new_run: &NewRun,
     known: &Arc<RegisteredAgent>,
     thread: Option<&Thread>,

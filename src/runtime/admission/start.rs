@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::build_run::{account_of, build_run, is_continuation, settings, take_over, with_choices};
+use super::check::check;
 use super::permission::{check_assistant, check_by_policies, check_tenant, check_thread};
-use super::precheck::check;
 use super::target::{TargetLookup, TargetThread};
 use super::{AdmissionContext, Admitted};
 use crate::agent::assemble::RegisteredAgent;
@@ -227,8 +227,6 @@ pub(in crate::runtime) async fn decide(
         ownership: thread.ownership.clone(),
         is_thread_new: is_new,
         claimed,
-        first_step: None,
-        continued: None,
         displaced,
     };
     Ok(UnstoredRun {

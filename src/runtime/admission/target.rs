@@ -13,8 +13,7 @@ use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 use crate::runtime::error::StartError;
 use crate::runtime::interrupts::LaterOpen;
-use crate::runtime::new_run::{NewRun, Resolution, Target};
-use crate::runtime::prepare::FirstStep;
+use crate::runtime::new_run::{NewRun, Resolution, Target, may_step_at_once};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -76,7 +75,7 @@ impl TargetLookup {
         };
         // An answer changes the end of the log in this transaction.
         let brings_answer = new_run.resume.is_some();
-        let may_step = context.worker.is_some() && !brings_answer && FirstStep::is_possible(&new_run.request);
+        let may_step = context.worker.is_some() && !brings_answer && may_step_at_once(&new_run.request);
         let rows = TargetRows {
             thread: db::threads::lock_later(tx, id).await?,
             in_flight: db::runs::count_in_flight_later(tx, id).await?,

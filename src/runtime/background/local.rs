@@ -16,7 +16,8 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{BackgroundTask, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run, RunStatus};
-use crate::runtime::admission::{self, AdmissionContext, Admitted, MayStart};
+use crate::runtime::admission::{self, AdmissionContext, Admitted};
+use crate::runtime::admit::{AdmittedStart, MayStart};
 use crate::runtime::cancel_action::CancelAction;
 use crate::runtime::error::{CancelError, StartError};
 use crate::runtime::interrupts;
@@ -40,9 +41,9 @@ enum TaskStart {
 impl MayStart for TaskStart {
     type Started = Run;
 
-    fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Run {
+    fn started(self, begin: impl FnOnce(AdmittedStart) -> Run) -> Run {
         match self {
-            Self::New(admitted) => begin(*admitted),
+            Self::New(admitted) => begin((*admitted).into()),
             Self::Existing(run) => *run,
         }
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
-use super::admission::Admission;
+use super::admit::Admission;
 use super::error::StartError;
 use super::log_lines;
 use super::new_run::{AssistantRef, NewRun, PARENT_RUN, Target};
@@ -54,9 +54,6 @@ pub(super) use undone::{UndoneTasks, undo_tasks};
 
 /// The deepest nesting of background tasks when no limit of depth is set.
 const MAX_NESTING: u32 = 4;
-
-/// The stream modes of the run of a task.
-pub(super) const STREAM_MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
 
 /// The refusal for a task of another conversation.
 const NOT_OWN_TASK: &str = "This task was not begun in this conversation.";
@@ -281,17 +278,6 @@ pub(super) fn new_run(
         resume: None,
         metadata,
         after: Duration::ZERO,
-    }
-}
-
-/// Returns a request whose run is streamed in all modes.
-pub(super) fn streamed_request() -> RunRequest {
-    let stream_mode = STREAM_MODES.map(str::to_owned).into();
-    RunRequest {
-        stream_mode,
-        stream_subgraphs: true,
-        stream_resumable: true,
-        ..RunRequest::default()
     }
 }
 

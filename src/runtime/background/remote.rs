@@ -12,8 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::limits::{self, TaskParent};
 use super::{
-    BackgroundTasks, STOP_TIMEOUT, STREAM_MODES, TaskError, WAITS_ALREADY, find_own_task, new_record, notes,
-    storage_error, task_ids,
+    BackgroundTasks, STOP_TIMEOUT, TaskError, WAITS_ALREADY, find_own_task, new_record, notes, storage_error, task_ids,
 };
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::background::remote::WorkCondition;
@@ -27,7 +26,7 @@ use crate::domain::time::Timestamp;
 use crate::peer::responses::PeerRun;
 use crate::peer::{PeerError, RemoteRunRequest, RemoteThread, StartFailed};
 use crate::runtime::ledger;
-use crate::runtime::new_run::PARENT_RUN;
+use crate::runtime::new_run::{PARENT_RUN, STREAM_MODES};
 use crate::runtime::retry::retry_until_available;
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;

@@ -29,10 +29,9 @@ use crate::domain::time::Timestamp;
 use crate::peer::{PeerError, RemoteRunRequest, StartFailed, asker, is_asked, resume, to_question};
 use crate::runtime::admission::{AdmissionContext, Admitted};
 use crate::runtime::audit::{record_remote_answer, store_pending};
-use crate::runtime::background::STREAM_MODES;
 use crate::runtime::background::remote::unavailable;
 use crate::runtime::error::ResolveError;
-use crate::runtime::new_run::Resolution;
+use crate::runtime::new_run::{Resolution, STREAM_MODES};
 
 /// The longest time for which an answer is sent to another server, while a client waits for it.
 const PATIENCE: Duration = Duration::from_secs(10);

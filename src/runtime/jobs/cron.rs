@@ -63,7 +63,7 @@ impl JobHandler for CronHandler {
             match write.await? {
                 CronOutcome::Nothing => {}
                 CronOutcome::Tried(Ok(admitted)) => {
-                    let run = runtime.crons.admission.start_or_queue(*admitted, None);
+                    let run = runtime.crons.admission.start_or_queue((*admitted).into(), None);
                     tracing::debug!(cron = %id, run = %run.id, "cron is due");
                 }
                 CronOutcome::Tried(Err(refusal)) => {

@@ -25,9 +25,9 @@ use crate::domain::state::State;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::admission::{self, AdmissionContext, Admitted};
-use crate::runtime::background::{new_run, status, streamed_request};
+use crate::runtime::background::{new_run, status};
 use crate::runtime::handles::RuntimeHandles;
-use crate::runtime::new_run::{AssistantRef, NewRun, Target};
+use crate::runtime::new_run::{AssistantRef, NewRun, Target, streamed_request};
 
 /// The most agents that one query returns.
 const AT_ONCE: i64 = 64;

@@ -13,9 +13,7 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::{LaterLogEnd, LogEnd};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::machine::{Machine, Phase};
-use crate::domain::run::RunRequest;
 use crate::runtime::journal::{FirstCommit, LaneJournal};
-use crate::runtime::new_run::is_large;
 use crate::runtime::run_context::RunContext;
 
 /// The first step of a run, as a part of the transaction that admits it. Readers see nothing of it before
@@ -49,16 +47,6 @@ struct StartingPoint {
 }
 
 impl FirstStep {
-    /// Returns whether a run with this request may take its first step where it is admitted: all that it brings is input for
-    /// the newest checkpoint.
-    pub(in crate::runtime) fn is_possible(request: &RunRequest) -> bool {
-        let only_input = request.command.is_none() && request.checkpoint.is_none() && request.compaction.is_none();
-        // A run that is found at its input after a crash has passed the breakpoint there. So the input of a run with
-        // breakpoints is stored when it has met the first of them, or passed it.
-        let has_breakpoints = !request.interrupt_before.is_empty() || !request.interrupt_after.is_empty();
-        request.input.is_some() && only_input && !has_breakpoints && !is_large(request)
-    }
-
     /// Makes the step visible, once the transaction is durable.
     pub(in crate::runtime) fn publish(self) -> BegunRun {
         self.commit.publish();
