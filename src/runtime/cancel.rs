@@ -6,7 +6,7 @@ use super::admission::{AdmissionContext, Admitted};
 use super::cancel_action::CancelAction;
 use super::dispatcher::Dispatcher;
 use super::error::CancelError;
-use super::interrupts::{self, CallerNotice};
+use super::resumption::{CallerNotice, cancel_waiting};
 use super::retry::write_while_busy;
 use super::run_context::RunContext;
 use super::runs::Runs;
@@ -192,7 +192,7 @@ async fn request(
             Ok((None, None))
         }
         RunStatus::Interrupted if is_child => {
-            let (notice, admitted) = Box::pin(interrupts::cancel_waiting(tx, run, action, context)).await?;
+            let (notice, admitted) = Box::pin(cancel_waiting(tx, run, action, context)).await?;
             // A message that waited for its answer may begin, in whatever process.
             notifications::notify(tx, Notification::Queue).await?;
             Ok((Some(notice), admitted))

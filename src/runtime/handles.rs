@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::access::AccessControl;
+use super::answers::Interrupts;
 use super::assistants::Assistants;
 use super::audit::Audit;
 use super::background::BackgroundTasks;
@@ -12,7 +13,6 @@ use super::crons::Crons;
 use super::definitions::Definitions;
 use super::deliveries::Deliveries;
 use super::dispatcher::Dispatcher;
-use super::interrupts::Interrupts;
 use super::runs::Runs;
 use super::shared::Core;
 use super::stored_bytes::StoredBytes;

@@ -6,19 +6,31 @@
 //!
 //! | File | Subject |
 //! |---|---|
-//! | `access.rs`, `audit.rs` | whether a caller may do something; who did what |
-//! | `admission.rs` | whether a run may start, or has to wait |
+//! | `handles.rs` | all handles |
+//! | `jobs/` | everything that is due later |
+//! | `answers.rs`, `threads.rs`, `assistants.rs`, `definitions.rs`, `crons.rs`, `deliveries.rs` | the handles for single subjects; `Runs` is in `runs.rs` |
+//! | `cancel.rs`, `withdraw.rs`, `undo.rs`, `deletion.rs`, `unfollowed_runs.rs` | the end of runs that do not end by themselves |
+//! | `background/` | background tasks |
+//! | `admit.rs` | starts runs that are admitted |
 //! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
-//! | `turns.rs` | whose run is next |
-//! | `quotas.rs`, `stored_bytes.rs` | what accounts may use |
 //! | `prepare.rs` | the state with which a run begins, and its first step |
 //! | `journal.rs` | the transactions of a run at work |
+//! | `resumption.rs` | runs that continue a thread without a client |
+//! | `admission.rs` | whether a run may start, or has to wait |
+//! | `interrupts.rs` | which questions are open, and who may answer them |
+//! | `state_update.rs`, `thread_status.rs` | the state of a thread between runs |
+//! | `quotas.rs`, `stored_bytes.rs`, `ledger.rs` | what accounts and trees of runs may use |
+//! | `access.rs`, `audit.rs` | whether a caller may do something; who did what |
 //! | `call_tokens.rs`, `call_files.rs` | what tools read of the run that calls them |
-//! | `interrupts.rs` | answers to interrupts, and runs that continue with them |
-//! | `background/` | background tasks |
-//! | `jobs/` | everything that is due later |
+//! | `shared.rs` | what all of them share, with its settings |
+//! | `turns.rs` | whose run is next |
 //! | `registry.rs` | which agents there are |
-//! | `trace.rs` | the place of a run in a trace, and its spans |
+//! | `store.rs` | items that outlive threads |
+//! | `webhooks.rs`, `reports.rs` | what other servers are told about the ends of runs |
+//! | `trace.rs` | the place of a run in a trace |
+//! | `new_run.rs`, `error.rs` | requests for runs, and refusals |
+//!
+//! The modules import each other by name, and none of them imports this one. What `Core` has does not import it.
 //!
 //! The runtime knows neither HTTP nor SQL. Durable data goes through a journal or one `db.write`.
 
@@ -33,6 +45,7 @@ use crate::shutdown::Shutdown;
 mod access;
 mod admission;
 mod admit;
+mod answers;
 mod assistants;
 mod audit;
 mod background;
@@ -63,6 +76,7 @@ mod registry;
 mod remote_runs;
 mod reports;
 mod resource_ref;
+mod resumption;
 mod retry;
 mod run_context;
 mod runs;
@@ -82,6 +96,7 @@ mod webhooks;
 mod withdraw;
 
 pub use access::{AccessControl, AccessError, AccessRefusal};
+pub use answers::{InterruptReply, Interrupts, RespondError};
 pub use assistants::{Assistants, DefaultAssistant, NewAssistant};
 pub use audit::{Audit, interrupt_text};
 pub use background::{delete_thread, known_status};
@@ -96,7 +111,7 @@ pub use error::{
     DeleteRunError, OpenError, ResolveError, RevokeError, StartError, StateWriteError,
 };
 pub use handles::RuntimeHandles;
-pub use interrupts::{InterruptReply, Interrupts, RespondError, open_interrupts};
+pub use interrupts::open_interrupts;
 pub use new_run::{AssistantRef, NewRun, Resolution, Target};
 pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
 pub use resource_ref::ResourceRef;

@@ -1,4 +1,5 @@
-//! The handle for runs: start and inspect them. Cancellation is in `cancel.rs`, and deletion in `deletion.rs`.
+//! The handle for runs: start and inspect them. Cancellation is in `cancel.rs`, deletion in `deletion.rs`, and the start for
+//! clients that cancel by disconnecting in `unfollowed_runs.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,6 @@ use super::prepare::{self, PlannedStep};
 use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::shared::unfollowed::CommitFlag;
-use super::unfollowed_runs::UnansweredRun;
 use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::domain::id::RunId;
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
@@ -53,25 +53,8 @@ impl Runs {
             .await
     }
 
-    /// Starts a run, or queues it, for a client that cancels the run by disconnecting. The run is cancelled, too, if the
-    /// client disconnects before it is answered, if the database does not say that the run is stored, or if this process
-    /// ends before and nobody [follows](Runs::follow) the run then.
-    ///
-    /// # Errors
-    /// As [`Runs::start`].
-    pub async fn start_followed(&self, mut new_run: NewRun) -> Result<Run, StartError> {
-        new_run.request.followers = vec![self.core.id];
-        let (new_runs, checked) = self.prepare(new_run).await?;
-        let id = RunId::mint();
-        let written = CommitFlag::default();
-        let unanswered = UnansweredRun::new(self, id, &written);
-        let started = self.admit(id, new_runs, checked, written).await;
-        unanswered.settle(&started);
-        started
-    }
-
     /// Makes the checks before the admission of a run.
-    async fn prepare(&self, new_run: NewRun) -> Result<(Arc<Vec<NewRun>>, Vec<Checked>), StartError> {
+    pub(super) async fn prepare(&self, new_run: NewRun) -> Result<(Arc<Vec<NewRun>>, Vec<Checked>), StartError> {
         let new_runs = Arc::new(vec![new_run]);
         let prepared = self.admission.prepare(&new_runs).await;
         let checked = prepared.map_err(|refusal| refusal.error)?;
@@ -79,7 +62,7 @@ impl Runs {
     }
 
     /// Admits the run of a request that was prepared.
-    async fn admit(
+    pub(super) async fn admit(
         &self,
         id: RunId,
         new_runs: Arc<Vec<NewRun>>,

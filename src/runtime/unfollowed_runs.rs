@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::cancel_action::CancelAction;
 use super::error::{CancelError, StartError};
+use super::new_run::NewRun;
 use super::retry::TransactionError;
 use super::runs::Runs;
 use super::shared::unfollowed::CommitFlag;
@@ -31,7 +32,7 @@ use followers::{FoundFollowers, following};
 pub use followers::FollowingClient;
 
 /// A run whose client has not been answered yet. If this is dropped before, the run is cancelled once it is stored.
-pub(super) struct UnansweredRun {
+struct UnansweredRun {
     runs: Runs,
     run: RunId,
     written: CommitFlag,
@@ -39,7 +40,7 @@ pub(super) struct UnansweredRun {
 }
 
 impl UnansweredRun {
-    pub(super) fn new(runs: &Runs, run: RunId, written: &CommitFlag) -> Self {
+    fn new(runs: &Runs, run: RunId, written: &CommitFlag) -> Self {
         Self {
             runs: runs.clone(),
             run,
@@ -49,7 +50,7 @@ impl UnansweredRun {
     }
 
     /// Leaves the run alone if its client learns of it, or if it is certain that the run is not stored.
-    pub(super) fn settle(mut self, started: &Result<Run, StartError>) {
+    fn settle(mut self, started: &Result<Run, StartError>) {
         let fault = started.as_ref().err().and_then(TransactionError::db_error);
         let may_be_stored = fault.is_some_and(DbError::may_be_committed) && self.written.is_set();
         self.is_settled = !may_be_stored;
@@ -65,6 +66,23 @@ impl Drop for UnansweredRun {
 }
 
 impl Runs {
+    /// Starts a run, or queues it, for a client that cancels the run by disconnecting. The run is cancelled, too, if the
+    /// client disconnects before it is answered, if the database does not say that the run is stored, or if this process
+    /// ends before and nobody [follows](Runs::follow) the run then.
+    ///
+    /// # Errors
+    /// As [`Runs::start`].
+    pub async fn start_followed(&self, mut new_run: NewRun) -> Result<Run, StartError> {
+        new_run.request.followers = vec![self.core.id];
+        let (new_runs, checked) = self.prepare(new_run).await?;
+        let id = RunId::mint();
+        let written = CommitFlag::default();
+        let unanswered = UnansweredRun::new(self, id, &written);
+        let started = self.admit(id, new_runs, checked, written).await;
+        unanswered.settle(&started);
+        started
+    }
+
     /// Cancels a run once it is stored, if it is.
     fn cancel_once_stored(&self, run: RunId, written: CommitFlag) {
         if self.core.unfollowed.add(run, written) {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Interrupts, pending};
+use super::pending;
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{DbResult, Tx};
 use crate::domain::access::{Action, is_entitled};
@@ -24,7 +24,7 @@ use crate::runtime::shared::Core;
 ///
 /// # Errors
 /// Returns the first one that is assigned to others.
-pub(super) fn check_answers<'a>(
+pub(in crate::runtime) fn check_answers<'a>(
     caller: &Identity,
     answered: impl IntoIterator<Item = &'a InterruptRecord>,
 ) -> Result<(), AssignedToOthers> {
@@ -33,25 +33,6 @@ pub(super) fn check_answers<'a>(
     match answered.into_iter().find(is_for_others) {
         Some(record) => Err(AssignedToOthers::of(record)),
         None => Ok(()),
-    }
-}
-
-impl Interrupts {
-    /// Checks that the caller may answer an interrupt of this thread. A refusal is recorded in the audit.
-    ///
-    /// # Errors
-    /// Returns the interrupt, which is assigned to others.
-    pub(super) fn check_answer(
-        &self,
-        caller: &Identity,
-        thread: ThreadId,
-        record: &InterruptRecord,
-    ) -> Result<(), AssignedToOthers> {
-        let checked = check_answers(caller, [record]);
-        if let Err(assigned) = &checked {
-            record_attempt(&self.core, caller, thread, assigned);
-        }
-        checked
     }
 }
 

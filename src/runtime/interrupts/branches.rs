@@ -121,7 +121,7 @@ pub(in crate::runtime) async fn can_be_answered(
 
 /// Returns the older checkpoint at which an open interrupt waits; none if it waits at none. Of several it is the newest,
 /// to which clients have carried the step on.
-pub(super) async fn place_of(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<Option<CheckpointId>> {
+pub(in crate::runtime) async fn place_of(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<Option<CheckpointId>> {
     let thread = record.thread;
     let mut places = db::checkpoints::carried_since(tx, thread, record.seq, MOST_CARRIED).await?;
     let raised_at = db::checkpoints::load_summaries(tx, thread, Lane::Main, record.seq, 1).await?;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::branches::branch_to_continue;
-use super::cancel::waited_for;
 use crate::agent::WaitingAgent;
 use crate::db::checkpoints::{Head, LogEnd, LogSummary};
+use crate::db::runs::LaterUnreported;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Origin;
@@ -202,15 +202,31 @@ pub(in crate::runtime) async fn waiting_agents(
 }
 
 /// Returns the history of the agent that delegated to `child`.
-pub(super) async fn caller_lane(tx: &mut Tx<'_>, child: RunId) -> DbResult<Lane> {
+pub(in crate::runtime) async fn caller_lane(tx: &mut Tx<'_>, child: RunId) -> DbResult<Lane> {
     let run = db::runs::get_by_id(tx, child).await?;
     let caller = run.and_then(|run| run.lineage.calling_subagent());
     Ok(caller.map_or(Lane::Main, Lane::Child))
 }
 
+/// Returns those of the cancelled subagents of a thread whose callers still wait for them.
+pub(in crate::runtime) async fn waited_for(
+    tx: &mut Tx<'_>,
+    positions: LanePositions,
+    cancelled: LaterUnreported,
+) -> DbResult<Vec<RunId>> {
+    let mut unreported = vec![];
+    for child in cancelled.read(tx).await? {
+        let caller = caller_lane(tx, child).await?;
+        if positions.read(tx, caller).await?.waits_for(child) {
+            unreported.push(child);
+        }
+    }
+    Ok(unreported)
+}
+
 /// The positions of the agents of a thread.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LanePositions {
+pub(in crate::runtime) struct LanePositions {
     pub(super) thread: ThreadId,
     /// The checkpoint at which the main agent is; none for its newest.
     branch: Option<CheckpointId>,
@@ -218,7 +234,7 @@ pub(super) struct LanePositions {
 
 impl LanePositions {
     /// The positions with the main agent at `branch`, or at its newest checkpoint.
-    pub(super) fn at(thread: ThreadId, branch: Option<CheckpointId>) -> Self {
+    pub(in crate::runtime) fn at(thread: ThreadId, branch: Option<CheckpointId>) -> Self {
         Self { thread, branch }
     }
 
@@ -249,7 +265,7 @@ impl LanePositions {
 
     /// Stores the answer to an interrupt with the agent that waits for it, on behalf of run `by`, and lets the agents above it
     /// continue.
-    pub(super) async fn give(
+    pub(in crate::runtime) async fn give(
         self,
         tx: &mut Tx<'_>,
         lane: Lane,
@@ -291,7 +307,7 @@ impl LanePositions {
     }
 
     /// Lets the agent of `lane` continue with `child`.
-    pub(super) async fn unpark(self, tx: &mut Tx<'_>, lane: Lane, child: RunId, by: RunId) -> DbResult<()> {
+    pub(in crate::runtime) async fn unpark(self, tx: &mut Tx<'_>, lane: Lane, child: RunId, by: RunId) -> DbResult<()> {
         let mut machine = self.read(tx, lane).await?;
         machine.unpark(child);
         self.write(tx, &machine, by).await

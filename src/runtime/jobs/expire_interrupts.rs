@@ -11,7 +11,7 @@ use crate::domain::id::ThreadId;
 use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
 use crate::runtime::handles::RuntimeHandles;
-use crate::runtime::interrupts::{ExpiredInterrupts, resume_expired};
+use crate::runtime::resumption::{ExpiredInterrupts, resume_expired};
 
 /// The most interrupts that one transaction looks at.
 const AT_ONCE: i64 = 64;

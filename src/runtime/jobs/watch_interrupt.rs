@@ -14,8 +14,10 @@ use crate::domain::id::RunId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::time::Timestamp;
+use crate::runtime::answers::Interrupts;
 use crate::runtime::handles::RuntimeHandles;
-use crate::runtime::interrupts::{Interrupts, is_answered_remotely, pending_of_subagent, resume_answered_remotely};
+use crate::runtime::interrupts::{is_answered_remotely, pending_of_subagent};
+use crate::runtime::resumption::resume_answered_remotely;
 
 /// The most jobs that one transaction schedules.
 const AT_ONCE: i64 = 64;

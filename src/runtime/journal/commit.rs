@@ -16,6 +16,7 @@ use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::commit_order::Turn;
+use crate::runtime::resumption::report_cancelled;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::thread_status::{leave_thread, thread_status};
 use crate::runtime::{interrupts, quotas, reports};
@@ -210,7 +211,7 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
         false => db::threads::leave_without_messages(tx, thread, &left, at).await?,
     }
     match cancelled {
-        Some(cancelled) => Box::pin(interrupts::report_cancelled(tx, run_context, cancelled, at)).await,
+        Some(cancelled) => Box::pin(report_cancelled(tx, run_context, cancelled, at)).await,
         None => Ok(()),
     }
 }

@@ -292,6 +292,51 @@ fn tasks_of_the_runtime_are_started_in_one_place() {
     assert_eq!(places, ["runtime/shared.rs"], "use `Core::spawn`");
 }
 
+/// Files outside of `runtime/shared` with what `Core` has.
+const SHARED_PARTS: [&str; 4] = [
+    "runtime/registry.rs",
+    "runtime/trace.rs",
+    "runtime/turns.rs",
+    "runtime/webhooks.rs",
+];
+
+/// If they knew it, all modules of the runtime would import each other.
+#[test]
+fn what_the_core_of_the_runtime_has_does_not_import_it() {
+    let sources = sources();
+    let is_part =
+        |source: &&Source| source.place.starts_with("runtime/shared/") || SHARED_PARTS.contains(&source.place.as_str());
+    let parts: Vec<&Source> = sources.iter().filter(is_part).collect();
+    assert!(parts.len() > SHARED_PARTS.len(), "the parts were not found");
+    let imports_core = |source: &&&Source| source.text.contains("shared::Core") || source.text.contains("super::Core");
+    let wrong: Vec<&str> = parts
+        .iter()
+        .filter(imports_core)
+        .map(|source| source.place.as_str())
+        .collect();
+    assert_eq!(wrong, [""; 0]);
+}
+
+/// Modules that import from the face of the runtime would import each other through it.
+#[test]
+fn no_module_of_the_runtime_imports_its_face() {
+    let sources = sources();
+    let mut wrong = vec![];
+    for source in sources.iter().filter(|source| source.place.starts_with("runtime/")) {
+        let depth = source.place.matches('/').count();
+        for line in source.text.lines() {
+            let of_face = ["use crate::runtime::", "use super::"];
+            let named = of_face.iter().find_map(|start| line.strip_prefix(start));
+            let is_item = |name: &str| name.starts_with(|c: char| c.is_ascii_uppercase());
+            let is_of_face = line.starts_with("use crate::runtime::") || depth == 1;
+            if is_of_face && named.is_some_and(is_item) {
+                wrong.push(format!("{}: {line}", source.place));
+            }
+        }
+    }
+    assert_eq!(wrong, [""; 0]);
+}
+
 /// Pauses that are described elsewhere would have other words, and other random parts.
 #[test]
 fn pauses_between_attempts_are_described_in_one_place() {

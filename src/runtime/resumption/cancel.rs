@@ -5,8 +5,7 @@
 //! notified: by the run at work on the thread, or else by a new one. A run that dies in between, or ends waiting
 //! without having read the mark, leaves it for the next one.
 
-use super::deliver::{LanePositions, caller_lane};
-use super::{continue_thread, lanes_of, pending};
+use super::continue_thread;
 use crate::db::runs::{ChildRowUpdate, LaterUnreported};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::checkpoint::Lane;
@@ -17,6 +16,7 @@ use crate::domain::time::Timestamp;
 use crate::runtime::admission::{AdmissionContext, Admitted};
 use crate::runtime::cancel_action::CancelAction;
 use crate::runtime::error::CancelError;
+use crate::runtime::interrupts::{LanePositions, caller_lane, lanes_of, pending, waited_for};
 use crate::runtime::new_run::Resolution;
 use crate::runtime::run_context::RunContext;
 
@@ -122,22 +122,6 @@ pub(in crate::runtime) async fn report_cancelled(
         db::interrupts::set_resumed_by(tx, run.thread, &lanes, admitted.run.id).await?;
     }
     Ok(())
-}
-
-/// Returns those of the cancelled subagents of a thread whose callers still wait for them.
-pub(super) async fn waited_for(
-    tx: &mut Tx<'_>,
-    positions: LanePositions,
-    cancelled: LaterUnreported,
-) -> DbResult<Vec<RunId>> {
-    let mut unreported = vec![];
-    for child in cancelled.read(tx).await? {
-        let caller = caller_lane(tx, child).await?;
-        if positions.read(tx, caller).await?.waits_for(child) {
-            unreported.push(child);
-        }
-    }
-    Ok(unreported)
 }
 
 /// Lets the waiting callers of `child` continue, up to the first one that is at work. Returns the subagent for which
