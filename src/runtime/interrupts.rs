@@ -32,6 +32,7 @@ mod approvers;
 mod branches;
 mod deliver;
 mod expire;
+mod positions;
 mod remember;
 mod remote;
 
@@ -41,10 +42,9 @@ pub use branches::open_interrupts;
 
 pub(super) use approvers::{check_answers, check_way, goes_around, record_attempt};
 pub(super) use branches::{LaterOpen, can_be_answered, hold_messages, open_at, place_of};
-pub(super) use deliver::{
-    AnswerDelivery, Delivered, DeliveredEnd, LanePositions, caller_lane, deliver, is_late, waited_for, waiting_agents,
-};
+pub(super) use deliver::{AnswerDelivery, Delivered, DeliveredEnd, deliver, is_late, waiting_agents};
 pub(super) use expire::{drop_for_end, drop_for_input, drop_for_update, drop_of_subagents};
+pub(super) use positions::{LanePositions, caller_lane, waited_for};
 pub(super) use remember::StoredDecisions;
 pub(super) use remote::{is_answered_remotely, pending_of_subagent};
 

@@ -5,8 +5,8 @@
 //! or the interrupt. Answers without either are for what waits at the newest checkpoint, so that nobody approves a call
 //! that the thread does not show. The row of an interrupt says whether it is open; a checkpoint says what waits at it.
 
-use super::deliver::LanePositions;
 use super::pending;
+use super::positions::LanePositions;
 use crate::db::checkpoints::{CheckpointSummary, Head, LaterSummary};
 use crate::db::interrupts::{InterruptRecord, InterruptState, LaterInterrupts};
 use crate::db::{self, DbResult, Tx};

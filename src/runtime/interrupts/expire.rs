@@ -2,7 +2,7 @@
 //! that asked was cancelled.
 
 use super::branches::open_at;
-use super::deliver::LanePositions;
+use super::positions::LanePositions;
 use super::{lanes_of, pending};
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
