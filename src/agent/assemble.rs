@@ -11,7 +11,7 @@ use crate::definition::builtins::Builtin;
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
     self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, DefinitionSource, FileRules,
-    HarnessProfiles, Location, ModelNames, Policy, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
+    HarnessProfiles, Location, ModelNames, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -278,7 +278,9 @@ impl AgentFactory {
             .chain([&definition.summarization])
             .filter_map(SummarizationRule::model);
         let policies = below.iter().flat_map(|subagent| &subagent.middleware);
-        let of_policies = policies.chain(&definition.middleware).filter_map(Policy::model);
+        let of_policies = policies
+            .chain(&definition.middleware)
+            .filter_map(|listed| listed.text(self.policies.get(&listed.name)?.model_setting()?));
         Some(&definition.model)
             .filter(|_| !definition.is_program())
             .into_iter()

@@ -204,14 +204,18 @@ impl Builder {
     /// Lets definitions list this policy.
     fn name_policy(&mut self, name: &str, policy: &Arc<dyn Middleware>) {
         let policy = Arc::clone(policy);
-        let setting = policy.distinguished_by();
+        let distinguished_by = policy.distinguished_by();
+        let model_setting = policy.model_setting();
+        let tools_setting = policy.tools_setting();
         let tools = policy.contribution().tools.into_iter();
         let tools: Vec<String> = tools.map(|tool| tool.spec().name.clone()).collect();
         let registered = RegisteredPolicy::new(move |settings| match policy.configured(settings) {
             Ok(configured) => configured.map(|_| vec![]),
             Err(findings) => Some(findings),
         })
-        .distinguished_by(setting)
+        .distinguished_by(distinguished_by)
+        .with_model_setting(model_setting)
+        .with_tools_setting(tools_setting)
         .with_tools(tools);
         self.settings
             .embedded

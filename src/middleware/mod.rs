@@ -89,6 +89,18 @@ pub trait Middleware: Send + Sync {
         None
     }
 
+    /// Returns the setting that is the name of a model, which [`AgentParts::model_named`] finds; `None` if no setting is.
+    /// The checks of definitions read it.
+    fn model_setting(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns the setting that names a tool or tools of the agent; `None` if no setting does. The checks of definitions
+    /// warn of tools that the agent lacks.
+    fn tools_setting(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Creates the middleware for one agent, with the parts of the agent that it needs; `None` if it needs none.
     fn for_agent(&self, parts: &AgentParts<'_>) -> Option<Arc<dyn Middleware>> {
         let _ = parts;

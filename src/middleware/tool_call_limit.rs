@@ -95,6 +95,10 @@ impl Middleware for ToolCallLimit {
         Some("tool")
     }
 
+    fn tools_setting(&self) -> Option<&'static str> {
+        Some("tool")
+    }
+
     fn for_agent(&self, parts: &AgentParts<'_>) -> Option<Arc<dyn Middleware>> {
         Some(Arc::new(Self {
             answer_tools: parts.answer_tools.to_vec(),

@@ -96,7 +96,7 @@ impl Check<'_> {
     /// policies are never reported: an agent may also inherit these.
     fn tools_of_policies(&mut self, list: &FieldPath, policies: &[Policy], tools: &BTreeSet<&str>) {
         for (at, policy) in policies.iter().enumerate() {
-            for (field, tool) in policy.named_tools(&list.then(at)) {
+            for (field, tool) in self.context.tools_of(policy, &list.then(at)) {
                 let mut registered = self.context.middleware.values();
                 if is_among(tool, tools) || registered.any(|other| other.tools.contains(tool)) {
                     continue;
