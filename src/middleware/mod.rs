@@ -15,7 +15,6 @@
 //! no access to the driver, the journal or the database.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -28,7 +27,7 @@ use crate::domain::call::{ToolOutput, edited_call};
 use crate::domain::graph::Field;
 use crate::domain::interrupt::Question;
 use crate::domain::machine::{Failure, HookPoint, Jump};
-use crate::domain::message::{Message, ToolCall};
+use crate::domain::message::{Message, ToolCall, answered_calls};
 use crate::domain::remembered::RememberedDecision;
 use crate::domain::state::{State, Update};
 use crate::domain::state_size::StateSize;
@@ -382,7 +381,7 @@ pub fn open_calls(state: &State) -> Vec<Cow<'_, ToolCall>> {
     let Some((answer, later)) = state.messages.last_answer() else {
         return vec![];
     };
-    let answered: BTreeSet<&str> = later.iter().filter_map(|message| message.answers()).collect();
+    let answered = answered_calls(later);
     let calls = answer.tool_calls().iter();
     calls
         .filter(|call| !answered.contains(call.id.as_str()))
