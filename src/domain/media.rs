@@ -17,25 +17,35 @@ const HOLDERS: [&str; 7] = [
 /// The longest name of a file that is shown, in characters.
 const MAX_NAME_CHARS: usize = 200;
 
-/// Returns the type of a block of media; none for text and for other blocks.
-pub fn media_kind(block: &Value) -> Option<&str> {
-    let kind = block.get("type").and_then(Value::as_str)?;
-    let is_media = matches!(
-        kind,
-        "image"
-            | "image_url"
-            | "input_image"
-            | "file"
-            | "document"
-            | "input_file"
-            | "media"
-            | "audio"
-            | "input_audio"
-            | "video"
-            | "video_url"
-            | "input_video"
-    );
-    is_media.then_some(kind)
+/// The kinds of media.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MediaKind {
+    /// An image.
+    Image,
+    /// A file, such as a PDF.
+    File,
+    /// Audio.
+    Audio,
+    /// A video.
+    Video,
+}
+
+impl MediaKind {
+    /// Returns the kind of media in blocks of the type `kind`; none for text and other types.
+    pub fn of_type(kind: &str) -> Option<Self> {
+        match kind {
+            "image" | "image_url" | "input_image" => Some(Self::Image),
+            "file" | "document" | "input_file" | "media" => Some(Self::File),
+            "audio" | "input_audio" => Some(Self::Audio),
+            "video" | "video_url" | "input_video" => Some(Self::Video),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the kind of the media in a block; none for text and for other blocks.
+pub fn media_kind(block: &Value) -> Option<MediaKind> {
+    MediaKind::of_type(block.get("type").and_then(Value::as_str)?)
 }
 
 /// Returns the media type that a block states.
@@ -164,6 +174,9 @@ mod tests {
     fn text_is_no_media() {
         assert_eq!(media_kind(&json!({"type": "text", "text": "x"})), None);
         assert_eq!(media_kind(&json!("x")), None);
-        assert_eq!(media_kind(&json!({"type": "video", "base64": ""})), Some("video"));
+        assert_eq!(
+            media_kind(&json!({"type": "video", "base64": ""})),
+            Some(MediaKind::Video)
+        );
     }
 }

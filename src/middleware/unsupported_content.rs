@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{Middleware, MiddlewareModel, ModelAnswer, NextModel};
 use crate::definition::{MediaInputs, builtins};
 use crate::domain::machine::Failure;
-use crate::domain::media::{media_kind, placeholder};
+use crate::domain::media::{MediaKind, media_kind, placeholder};
 use crate::domain::message::{Content, Message, Role};
 use crate::domain::state::{State, Update};
 use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
@@ -149,7 +149,7 @@ fn new_media(messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
 /// Returns the results of tools before the last answer of the model that have files or audio. Earlier releases did not
 /// send these, so that the provider may not have taken them before.
 fn earlier_files(messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
-    let is_file = |kind: &str| !matches!(kind, "image" | "image_url" | "input_image");
+    let is_file = |kind: MediaKind| kind != MediaKind::Image;
     let earlier = messages[..after_last_answer(messages)].iter();
     let results = earlier.filter(|message| message.answers().is_some() && has_media(message, is_file));
     results.cloned().collect()
@@ -161,8 +161,8 @@ fn after_last_answer(messages: &[Arc<Message>]) -> usize {
     last.map_or(0, |at| at + 1)
 }
 
-/// Returns whether a message has media of a type that `is_meant`.
-fn has_media(message: &Message, is_meant: impl Fn(&str) -> bool) -> bool {
+/// Returns whether a message has media of a kind that `is_meant`.
+fn has_media(message: &Message, is_meant: impl Fn(MediaKind) -> bool) -> bool {
     match &message.content {
         Content::Text(_) => false,
         Content::Blocks(blocks) => blocks.iter().filter_map(media_kind).any(is_meant),
