@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::text_limits::first_chars;
+
 /// The keys under which a block holds its data.
 const DATA: [&str; 3] = ["base64", "data", "file_data"];
 /// The objects of a block that may hold its data or its name.
@@ -107,7 +109,7 @@ fn data_bytes(block: &Value) -> Option<usize> {
 /// Returns words for a block: its type, and the name, the media type and the size of its file.
 pub fn description(block: &Value) -> String {
     let kind = block.get("type").and_then(Value::as_str).unwrap_or("unknown");
-    let short = |text: &str| text.chars().take(MAX_NAME_CHARS).collect::<String>();
+    let short = |text: &str| first_chars(text, MAX_NAME_CHARS).to_owned();
     let name = file_name(block).map(|name| format!(" \"{}\"", short(name)));
     let facts = [
         media_type(block).map(short),

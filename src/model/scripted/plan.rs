@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::demo::demo;
 use crate::domain::message::{Message, Role};
 use crate::domain::summarization::SUMMARIZED_ANSWERS;
+use crate::domain::text_limits::first_chars;
 use crate::model::ModelRequest;
 
 /// The maximum pause of a script, since a paused run occupies a worker slot.
@@ -159,7 +160,7 @@ fn scripted(script: &Value, turns: usize, text: &str, request: &ModelRequest) ->
         .and_then(Value::as_u64)
         .filter(|times| *times > 0)
         .map(|times| PlannedFailure {
-            script: text.chars().take(2000).collect(),
+            script: first_chars(text, 2000).to_owned(),
             step: index,
             times,
             status: status(step.get("status")),
