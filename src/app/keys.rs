@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::builder::Registered;
+use super::registered::Registered;
 use crate::config::{Config, LoadedConfig, Problem};
 use crate::definition::check::ValidationContext;
 use crate::definition::{AgentDefinition, ModelNames, Severity, SummarizationRule};

@@ -78,6 +78,11 @@ fn tool_block(block: &Value, attached: &mut Vec<UserContent>) -> ToolResultConte
     }
 }
 
+/// Returns the reason why no provider supports a content block of a human message; none if one may support it.
+pub(in crate::model) fn refusal(block: &Value) -> Option<String> {
+    human_block(block).err()
+}
+
 /// Converts one block, or returns the reason why it cannot be sent.
 pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
     if let Value::String(text) = block {
