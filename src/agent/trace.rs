@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::Loop;
 use super::calls::PreparedCall;
-use super::delegate::ChildResult;
 use super::journal::ExitReason;
+use super::subagent::ChildResult;
 use crate::definition::SystemPrompt;
 use crate::domain::call::{CallStatus, ToolOutput};
 use crate::domain::event::AnswerHead;
