@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::failure::Failure;
 use super::id::RunId;
 use super::interrupt::ReviewAction;
 use super::item::ItemChange;
-use super::machine::Failure;
 use super::message::{Content, Message, Role, ToolCall, ToolStatus, answered_calls};
 use super::state::{State, Update};
 use super::stored;
