@@ -5,6 +5,7 @@ use std::fmt;
 
 pub mod access;
 pub mod account;
+pub mod action;
 pub mod api_key;
 pub mod approvers;
 pub mod assistant;
