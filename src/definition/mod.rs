@@ -40,6 +40,8 @@ mod mcp_oauth;
 mod media_inputs;
 mod model_names;
 mod model_settings;
+mod named_sources;
+mod patterns;
 mod permission;
 mod policy;
 mod profile;
