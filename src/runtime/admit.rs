@@ -267,14 +267,6 @@ impl MayStart for IdempotentOutcome<AdmittedStart> {
     }
 }
 
-impl MayStart for Admitted {
-    type Started = Run;
-
-    fn started(self, begin: impl FnOnce(AdmittedStart) -> Run) -> Run {
-        begin(self.into())
-    }
-}
-
 impl MayStart for Option<Admitted> {
     type Started = Option<Run>;
 

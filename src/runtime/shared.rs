@@ -1,7 +1,7 @@
 //! The parts of the runtime that all its handles share.
 //!
-//! The modules of what [`Core`] has do not know it: they are state and settings alone. What works with them has modules of
-//! its own, which import [`Core`].
+//! The modules of what [`Core`] has, in `shared/` and beside it (`registry.rs`, `turns.rs`, `webhooks.rs`), do not import it.
+//! Work that takes several of them is in modules that import [`Core`].
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -77,6 +77,7 @@ pub type Render = fn(&Report<'_>) -> Map<String, Value>;
 const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// The field of a report that says when it was sent.
 const SENT_AT: &str = "webhook_sent_at";
+
 /// The sender of reports about runs that have ended.
 pub struct Webhooks {
     client: Client,
