@@ -143,7 +143,7 @@ pub(super) struct References<'a> {
 }
 
 impl<'a> References<'a> {
-    /// Creates it with these sections; `beside` is the folder of the configuration file.
+    /// Creates the references to secrets of these sections; `beside` is the folder of the configuration file.
     pub(super) fn new(sections: &'a NamedEntries<SecretSection>, beside: &'a Path, variable: VariableReader) -> Self {
         Self {
             sections,

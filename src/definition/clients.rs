@@ -207,7 +207,8 @@ mod tests {
     fn every_field_that_names_a_tool_a_model_or_an_agent_is_looked_at() {
         let agent = json!({
             "model": "a:b", "tools": ["t", "s/*"], "skill_tools": ["t"], "summarization": {"model": "a:b"},
-            "middleware": [{"name": "Own", "model": "a:b"}, {"name": "SkillsMiddleware", "sources": ["/a"], "tools": ["t"]}, "TodoListMiddleware"],
+            "middleware": [{"name": "Own", "model": "a:b"},
+                {"name": "SkillsMiddleware", "sources": ["/a"], "tools": ["t"]}, "TodoListMiddleware"],
             "general_purpose_subagent": {"model": "a:b", "tools": ["t"], "middleware": ["Own"]},
             "subagents": [
                 {"name": "x", "model": "a:b", "tools": ["t"], "skill_tools": ["t"], "middleware": ["Own"],

@@ -465,6 +465,34 @@ mod tests {
     use crate::tool::files::StateFiles;
 
     #[test]
+    fn listed_middleware_says_which_settings_name_models_and_tools() {
+        let all = listed();
+        let models = all.iter().filter_map(|one| Some((one.name(), one.model_setting()?)));
+        let models: Vec<(&str, &str)> = models.collect();
+        assert_eq!(
+            models,
+            [
+                ("LLMToolSelectorMiddleware", "model"),
+                ("LLMToolEmulator", "model"),
+                ("RubricMiddleware", "model"),
+            ]
+        );
+        let tools = all.iter().filter_map(|one| Some((one.name(), one.tools_setting()?)));
+        let tools: Vec<(&str, &str)> = tools.collect();
+        assert_eq!(
+            tools,
+            [
+                ("ContextEditingMiddleware", "exclude_tools"),
+                ("ToolCallLimitMiddleware", "tool"),
+                ("ToolRetryMiddleware", "tools"),
+                ("LLMToolSelectorMiddleware", "always_include"),
+                ("LLMToolEmulator", "tools"),
+                ("RubricMiddleware", "tools"),
+            ]
+        );
+    }
+
+    #[test]
     fn middleware_adds_the_tools_that_the_table_of_definitions_names() {
         let template = NamespaceTemplate::read(&["a".to_owned()]).expect("a template");
         let settings = crate::definition::SummarizationSettings {

@@ -156,7 +156,9 @@ impl HistoryContext {
             callers.extend(delegations.filter(|task| unknown.remove(task)).map(|task| (task, call)));
         }
         for (task, _) in &mut self.interrupts {
-            *task = callers.get(&*task).copied().unwrap_or(*task);
+            if let Some(call) = callers.get(&*task) {
+                *task = *call;
+            }
         }
         self
     }

@@ -84,7 +84,7 @@ pub(in crate::model) fn refusal(block: &Value) -> Option<String> {
 }
 
 /// Converts one block, or returns the reason why it cannot be sent.
-pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
+fn human_block(block: &Value) -> Result<UserContent, String> {
     if let Value::String(text) = block {
         return Ok(UserContent::text(text.as_str()));
     }

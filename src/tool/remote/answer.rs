@@ -53,13 +53,11 @@ pub(super) struct AnswerReader<'a> {
 impl AnswerReader<'_> {
     /// Reads a response with the status 200, and sends its progress to clients.
     pub(super) async fn read(&self, response: PieceReader) -> Result<CallOutcome, Halt> {
-        let has_lines = is_ndjson(response.head());
-        let answer = match has_lines {
-            true => self.read_lines(response).await?,
-            false => {
-                let text = self.read_body(response).await?;
-                read_foreign(&text).map_err(|error| self.invalid_answer(&format!("the answer {error}")))?
-            }
+        let answer = if is_ndjson(response.head()) {
+            self.read_lines(response).await?
+        } else {
+            let text = self.read_body(response).await?;
+            read_foreign(&text).map_err(|error| self.invalid_answer(&format!("the answer {error}")))?
         };
         self.outcome(answer).await
     }
