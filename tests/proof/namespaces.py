@@ -27,8 +27,8 @@ AT_ONCE = 64
 def enter():
     """Starts the program again with a network and a folder of namespaces of its own.
 
-    Nothing outside can see or change what it makes there, and the kernel removes that with the last process: also after
-    an error, Ctrl-C or a kill.
+    The network of the machine stays as it is, and the kernel removes the namespaces with the last process: also after an
+    error, Ctrl-C or a kill.
     """
     if os.environ.pop(INSIDE, None):
         run("mount", "-t", "tmpfs", "tmpfs", FOLDER)
@@ -149,7 +149,8 @@ class Switch:
 
     def _pass_on(self, packet):
         # The addresses of IPv4. What the kernel says in IPv6 has none that is known here.
-        source, target = packet[12:16], packet[16:20]
+        source = packet[12:16]
+        target = packet[16:20]
         if target not in self.devices:
             return
         pair, direction = self.pairs.get((source, target), (None, None))

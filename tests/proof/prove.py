@@ -55,11 +55,7 @@ class Cluster:
         fronts = []
         for number in range(1, SERVERS + 1):
             host = network.host(f"server-{number}")
-            used = {"tools": tools.address}
-            if options.namespaces:
-                # A proxy would also cut it, and a call that was cut is one that failed. Lost packets only take longer.
-                self.link(f"server {number} and tools", host, tools)
-            used["database"] = self.link(f"server {number} and postgres", host, self.postgres).address
+            used = {"tools": tools.address, "database": self.link(f"server {number} and postgres", host, self.postgres).address}
             if self.nats:
                 used["nats"] = self.link(f"server {number} and nats", host, self.nats).address
             program = options.former or options.server
@@ -76,6 +72,11 @@ class Cluster:
             self.straggler = parts.server(folder, options.former, SERVERS + 1, parts.free_port(), used, host)
         shipped = ROOT / "deploy" / "haproxy.cfg"
         self.haproxy = parts.haproxy(folder, options.haproxy, shipped, parts.free_port(), fronts, front)
+        if options.namespaces:
+            self.link("clients and haproxy", network.driver, self.haproxy)
+            # A proxy would also cut these, and a call that is cut has failed: an answer for the agent, not a loss.
+            for server in self.servers:
+                self.link(f"{server.name} and tools", server.host, tools)
 
     def link(self, name, here, there):
         return self.network.link(name, here, there.host, there.port)
