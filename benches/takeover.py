@@ -62,10 +62,11 @@ class Pair:
         self.tool = tool
         self.postgres = parts.postgres(folder, given.postgres, parts.free_port())
         self.link = Link("the first server and postgres", parts.free_port(), self.postgres.port)
-        databases = (self.link.port, self.postgres.port)
+        databases = (self.link.address, f"127.0.0.1:{self.postgres.port}")
+        program = given.server.resolve()
         self.first, self.second = (
-            parts.server(folder, given.server.resolve(), number, {"server": parts.free_port(), "database": port, "tools": tool.port})
-            for number, port in enumerate(databases, 1)
+            parts.server(folder, program, number, parts.free_port(), {"database": database, "tools": f"127.0.0.1:{tool.port}"})
+            for number, database in enumerate(databases, 1)
         )
 
     async def start(self):

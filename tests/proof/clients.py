@@ -27,9 +27,11 @@ class ToolService:
         # For each entry, how often a human, asked about a call with an unknown outcome, had it made again.
         self.approvals = collections.Counter()
 
-    async def open(self):
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def open(self, host):
+        self.host = host
+        self.server = await asyncio.start_server(self._serve, host.address, 0)
         self.port = self.server.sockets[0].getsockname()[1]
+        self.address = f"{host.address}:{self.port}"
         return self
 
     async def _serve(self, reader, writer):

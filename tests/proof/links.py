@@ -1,7 +1,10 @@
 """Connections between two parts of the system that the driver can cut, silence and delay."""
 
 import asyncio
+import collections
 import contextlib
+
+from parts import HERE, free_port
 
 PIECE = 64 * 1024
 
@@ -14,9 +17,12 @@ class Link:
     holds each piece back for a while.
     """
 
+    faults = ("cuts", "silences_there", "silences_back", "silences", "delays")
+
     def __init__(self, name, port, target):
         self.name = name
         self.port = port
+        self.address = f"127.0.0.1:{port}"
         self.target = target
         self.flows = {"there": asyncio.Event(), "back": asyncio.Event()}
         self.heal()
@@ -88,3 +94,30 @@ class Link:
         # One direction that ends, ends the other one: nobody here uses half-open connections.
         with contextlib.suppress(OSError, RuntimeError):
             writer.close()
+
+
+class Proxies:
+    """The network of a proof whose parts are all on this machine: a link for each connection."""
+
+    driver = HERE
+
+    def __init__(self):
+        self.links = []
+        self.counts = collections.Counter()
+
+    def host(self, _name):
+        return HERE
+
+    def link(self, name, _here, _there, port):
+        """Returns a link to a port."""
+        link = Link(name, free_port(), port)
+        self.links.append(link)
+        return link
+
+    async def open(self):
+        for link in self.links:
+            await link.open()
+
+    async def close(self):
+        for link in self.links:
+            await link.close()

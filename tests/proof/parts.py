@@ -24,10 +24,10 @@ def free_port():
                 return port
 
 
-async def listens(port):
+async def listens(address, port):
     """Returns whether something listens on a port."""
     try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        _, writer = await asyncio.open_connection(address, port)
     except OSError:
         return False
     writer.close()
@@ -55,10 +55,24 @@ def cpu_seconds(process):
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+class Host:
+    """The machine of a part: this one, if nothing else is said."""
+
+    def __init__(self, address="127.0.0.1"):
+        self.address = address
+
+    def run(self, command, user=None, **options):
+        """Starts a process there."""
+        return subprocess.Popen(command, user=user, **options)
+
+
+HERE = Host()
+
+
 class Part:
     """A process that the driver starts, kills and stops."""
 
-    def __init__(self, name, command, port, log, user=None, env=None, stop_signal=signal.SIGTERM):
+    def __init__(self, name, command, port, log, user=None, env=None, stop_signal=signal.SIGTERM, host=HERE):
         self.name = name
         self.command = [str(word) for word in command]
         self.port = port
@@ -67,16 +81,21 @@ class Part:
         self.env = env
         # Asks the process to end in good order.
         self.stop_signal = stop_signal
+        self.host = host
         self.process = None
+
+    @property
+    def address(self):
+        return f"{self.host.address}:{self.port}"
 
     async def start(self):
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
+            self.process = self.host.run(
                 self.command,
+                self.user,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                user=self.user,
                 env={**os.environ, **(self.env or {})},
                 start_new_session=True,
             )
@@ -87,7 +106,7 @@ class Part:
         does not start while its database is out of reach.
         """
         for _ in range(seconds * 10):
-            if await listens(self.port):
+            if await listens(self.host.address, self.port):
                 return
             if self.process.poll() is not None:
                 await asyncio.sleep(0.5)
@@ -124,7 +143,7 @@ def ordinary_user():
         return "nobody"
 
 
-def postgres(folder, programs, port):
+def postgres(folder, programs, port, host=HERE):
     """Creates a database cluster. Returns its server, which is not started yet."""
     user = ordinary_user()
     data = folder / "postgres"
@@ -140,13 +159,16 @@ def postgres(folder, programs, port):
     )
     if made.returncode:
         raise RuntimeError(f"initdb failed: {made.stderr}")
-    command = [programs / "postgres", "-D", data, "-k", data, "-p", port, "-c", "listen_addresses=127.0.0.1"]
+    # The other parts have addresses in the same network.
+    with open(data / "pg_hba.conf", "a") as access:
+        access.write("host all all samenet trust\n")
+    command = [programs / "postgres", "-D", data, "-k", data, "-p", port, "-c", f"listen_addresses={host.address}"]
     # The processes are killed, not the machine: what was written reaches the files without a flush.
     command += ["-c", "fsync=off", "-c", "max_connections=200"]
     log = folder / "postgres.log"
     log.touch()
     # With SIGTERM it would wait until the last client has left.
-    return Part("postgres", command, port, log, user=user, stop_signal=signal.SIGINT)
+    return Part("postgres", command, port, log, user=user, stop_signal=signal.SIGINT, host=host)
 
 
 def psql(programs, port, sql):
@@ -157,13 +179,14 @@ def psql(programs, port, sql):
 
 CONFIGURATION = """\
 [server]
-listen = "127.0.0.1:{port}"
+listen = "{address}:{port}"
+hosts = ["*"]
 drain_s = 1.0
 shutdown_s = 5.0
 keep_alive_s = 2.0
 
 [storage]
-url = "postgres://adjutant@127.0.0.1:{database}/postgres"
+url = "postgres://adjutant@{database}/postgres"
 
 {cluster}
 [runtime]
@@ -175,16 +198,20 @@ kind = "scripted"
 [tools.record]
 kind = "http"
 description = "Writes an entry once, however often it is asked."
-url = "http://127.0.0.1:{tools}/tools/record"
+url = "http://{tools}/tools/record"
 parameters = {{ type = "object", properties = {{ entry = {{ type = "string" }} }}, required = ["entry"] }}
 after_crash = "repeat"
+timeout_s = 90
+max_retries = 9
 
 [tools.charge]
 kind = "http"
 description = "Takes money, each time it is asked."
-url = "http://127.0.0.1:{tools}/tools/charge"
+url = "http://{tools}/tools/charge"
 parameters = {{ type = "object", properties = {{ entry = {{ type = "string" }} }}, required = ["entry"] }}
 after_crash = "ask"
+timeout_s = 90
+max_retries = 9
 
 [agents.clerk]
 model = "scripted:clerk"
@@ -198,33 +225,36 @@ tools = ["record"]
 """
 
 
-def server(folder, program, number, ports):
-    """Returns a server, which is not started yet. `ports` has the ports of the server and of its links."""
-    cluster = f'[cluster]\nnats = "nats://127.0.0.1:{ports["nats"]}"\n' if "nats" in ports else ""
+def server(folder, program, number, port, used, host=HERE):
+    """Returns a server, which is not started yet. `used` has the addresses of what it uses, with their ports."""
+    cluster = f'[cluster]\nnats = "nats://{used["nats"]}"\n' if "nats" in used else ""
     file = folder / f"server-{number}.toml"
     file.write_text(
-        CONFIGURATION.format(port=ports["server"], database=ports["database"], tools=ports["tools"], cluster=cluster)
+        CONFIGURATION.format(
+            address=host.address, port=port, database=used["database"], tools=used["tools"], cluster=cluster
+        )
     )
     log = folder / f"server-{number}.log"
     command = [program, "serve", "--config", file]
-    return Part(f"server {number}", command, ports["server"], log, env={"NO_COLOR": "1"})
+    env = {"NO_COLOR": "1", "ADJUTANT_INSECURE_NO_AUTH": "1"}
+    return Part(f"server {number}", command, port, log, env=env, host=host)
 
 
-def nats(folder, program, port):
+def nats(folder, program, port, host=HERE):
     """Returns the server of NATS, which is not started yet."""
     store = folder / "nats"
-    command = [program, "-a", "127.0.0.1", "-p", port, "-js", "-sd", store]
-    return Part("nats", command, port, folder / "nats.log")
+    command = [program, "-a", host.address, "-p", port, "-js", "-sd", store]
+    return Part("nats", command, port, folder / "nats.log", host=host)
 
 
-def haproxy(folder, program, shipped, port, backends):
-    """Returns HAProxy with the configuration that is shipped, before the servers at the ports `backends`."""
+def haproxy(folder, program, shipped, port, backends, host=HERE):
+    """Returns HAProxy with the configuration that is shipped, before the servers at the addresses `backends`."""
     text = Path(shipped).read_text()
     head, found, _ = text.partition("    server one ")
     if not found:
         raise RuntimeError(f"{shipped} has no server `one`")
-    servers = "".join(f"    server s{number} 127.0.0.1:{backend}\n" for number, backend in enumerate(backends))
-    text = head.replace("bind :8123", f"bind 127.0.0.1:{port}") + servers
+    servers = "".join(f"    server s{number} {backend}\n" for number, backend in enumerate(backends))
+    text = head.replace("bind :8123", f"bind {host.address}:{port}") + servers
     file = folder / "haproxy.cfg"
     file.write_text(text)
-    return Part("haproxy", [program, "-db", "-f", file], port, folder / "haproxy.log")
+    return Part("haproxy", [program, "-db", "-f", file], port, folder / "haproxy.log", host=host)

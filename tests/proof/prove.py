@@ -11,6 +11,8 @@ asked), and each reader has to have got each event once.
 With `--former` the servers begin as the program of another release, and are replaced one after the other: a rolling upgrade, with
 both at work on one database. Then the upgrade is finished, while one more server of the former release, which no client asks, is
 suspended without a connection. It comes back and may change nothing.
+
+With `--namespaces` each part has a network namespace, and packets between them are lost and delayed.
 """
 
 import argparse
@@ -24,9 +26,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import namespaces
 import parts
 from clients import Clients, ToolService
-from links import Link
+from links import Proxies
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = 3
@@ -39,57 +42,57 @@ WHOLE_MINUTES = 10.0
 
 
 class Cluster:
-    """The processes, and the links between them."""
+    """The processes, and the network between them."""
 
-    def __init__(self, folder, options, tools):
+    def __init__(self, folder, options, network, tools):
+        self.network = network
         self.servers = []
-        self.links = []
-        self.down = set()
-        database = parts.free_port()
-        self.postgres = parts.postgres(folder, Path(options.postgres), database)
+        self.postgres = parts.postgres(folder, Path(options.postgres), parts.free_port(), network.host("postgres"))
         self.nats = None
         if options.nats:
-            self.nats = parts.nats(folder, options.nats, parts.free_port())
+            self.nats = parts.nats(folder, options.nats, parts.free_port(), network.host("nats"))
+        front = network.host("haproxy")
         fronts = []
         for number in range(1, SERVERS + 1):
-            ports = {"server": parts.free_port(), "tools": tools}
-            ports["database"] = self.link(f"server {number} and postgres", database).port
+            host = network.host(f"server-{number}")
+            used = {"tools": tools.address, "database": self.link(f"server {number} and postgres", host, self.postgres).address}
             if self.nats:
-                ports["nats"] = self.link(f"server {number} and nats", self.nats.port).port
+                used["nats"] = self.link(f"server {number} and nats", host, self.nats).address
             program = options.former or options.server
-            self.servers.append(parts.server(folder, program, number, ports))
-            fronts.append(self.link(f"haproxy and server {number}", ports["server"]).port)
+            server = parts.server(folder, program, number, parts.free_port(), used, host)
+            self.servers.append(server)
+            fronts.append(self.link(f"haproxy and server {number}", front, server).address)
         self.straggler = None
         if options.former:
-            ports = {"server": parts.free_port(), "tools": tools}
-            self.straggling = self.link("the straggler and postgres", database)
-            ports["database"] = self.straggling.port
+            host = network.host("straggler")
+            self.straggling = self.link("the straggler and postgres", host, self.postgres)
+            used = {"tools": tools.address, "database": self.straggling.address}
             if self.nats:
-                ports["nats"] = self.nats.port
-            self.straggler = parts.server(folder, options.former, SERVERS + 1, ports)
-        self.front = parts.free_port()
+                used["nats"] = self.nats.address
+            self.straggler = parts.server(folder, options.former, SERVERS + 1, parts.free_port(), used, host)
         shipped = ROOT / "deploy" / "haproxy.cfg"
-        self.haproxy = parts.haproxy(folder, options.haproxy, shipped, self.front, fronts)
+        self.haproxy = parts.haproxy(folder, options.haproxy, shipped, parts.free_port(), fronts, front)
+        if options.namespaces:
+            self.link("clients and haproxy", network.driver, self.haproxy)
+            # A proxy would also cut these, and a call that is cut has failed: an answer for the agent, not a loss.
+            for server in self.servers:
+                self.link(f"{server.name} and tools", server.host, tools)
 
-    def link(self, name, target):
-        link = Link(name, parts.free_port(), target)
-        self.links.append(link)
-        return link
+    def link(self, name, here, there):
+        return self.network.link(name, here, there.host, there.port)
 
     def processes(self):
         every = (self.postgres, self.nats, *self.servers, self.straggler, self.haproxy)
         return [part for part in every if part]
 
     async def start(self):
-        for link in self.links:
-            await link.open()
+        await self.network.open()
         for part in self.processes():
             await part.start()
             await part.is_ready()
 
     async def end(self):
-        for link in self.links:
-            await link.close()
+        await self.network.close()
         for part in reversed(self.processes()):
             part.send(signal.SIGCONT)
             part.kill()
@@ -139,10 +142,9 @@ class Driver:
         cluster = self.cluster
         around = [part for part in (cluster.postgres, cluster.nats, cluster.haproxy) if part]
         of_processes = (self.kills, self.stops, self.restarts)
-        of_links = (self.cuts, self.silences_there, self.silences_back, self.silences, self.delays)
         servers = [(fault, server) for server in cluster.servers for fault in of_processes]
         others = [(fault, part) for part in around for fault in of_processes]
-        links = [(fault, link) for link in cluster.links for fault in of_links]
+        links = [(getattr(self, fault), link) for link in cluster.network.links for fault in link.faults]
         return servers * SERVERS_MORE + others + links
 
     def missing(self):
@@ -197,7 +199,7 @@ class Driver:
         self.cluster.straggling.cut()
         # It is refused until the lease of the straggler is over, and while Postgres is out of reach.
         command = [program, "migrate", "--finish", "--config", straggler.command[-1]]
-        direct = f"postgres://adjutant@127.0.0.1:{self.cluster.postgres.port}/postgres"
+        direct = f"postgres://adjutant@{self.cluster.postgres.address}/postgres"
         for _ in range(60):
             done = await asyncio.create_subprocess_exec(*map(str, command), "--database-url", direct)
             if await done.wait() == 0:
@@ -245,9 +247,10 @@ def title(fault, subject):
 
 async def prove(options, folder):
     chance = random.Random(options.seed)
-    tools = await ToolService().open()
-    cluster = Cluster(folder, options, tools.port)
-    clients = Clients(f"http://127.0.0.1:{cluster.front}", tools)
+    network = namespaces.Switch() if options.namespaces else Proxies()
+    tools = await ToolService().open(network.driver)
+    cluster = Cluster(folder, options, network, tools)
+    clients = Clients(f"http://{cluster.haproxy.address}", tools)
     driver = Driver(cluster, chance)
     try:
         await cluster.start()
@@ -274,7 +277,7 @@ async def prove(options, folder):
         await cluster.end()
     for fault in sorted(set(driver.done)):
         print(f"{driver.done.count(fault):5} {fault}")
-    for name, count in sorted(clients.counts.items()):
+    for name, count in sorted((clients.counts + network.counts).items()):
         print(f"{count:5} {name}")
     faults = len(driver.done)
     missing = driver.missing() if options.minutes >= WHOLE_MINUTES else []
@@ -294,8 +297,11 @@ def main():
     parser.add_argument("--postgres", default="/usr/lib/postgresql/15/bin", help="the folder of the programs of Postgres")
     parser.add_argument("--haproxy", default=shutil.which("haproxy") or "/usr/sbin/haproxy")
     parser.add_argument("--nats", help="the program nats-server; without it the servers have Postgres alone")
+    parser.add_argument("--namespaces", action="store_true", help="give each part a network namespace; needs root")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
     options = parser.parse_args()
+    if options.namespaces:
+        namespaces.enter()
     options.server = options.server.resolve()
     options.former = options.former and options.former.resolve()
     folder = Path(tempfile.mkdtemp(prefix="adjutant-proof-"))
