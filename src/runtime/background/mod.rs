@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use super::admit::Admission;
 use super::error::StartError;
 use super::log_lines;
-use super::new_run::{AssistantRef, NewRun, PARENT_RUN, Target};
+use super::new_run::{AssistantRef, NewRun, PARENT_RUN, Target, streamed_request};
 use super::retry::TransactionError;
 use super::runs::Runs;
 use super::shared::Core;
