@@ -308,7 +308,9 @@ impl App {
             };
             // Both at once: the deadline starts with the first signal.
             let ((), finished) = tokio::join!(serving, self.shutdown.finished());
-            Ok(finished?)
+            finished?;
+            tracing::info!("stopped");
+            Ok(())
         })
     }
 

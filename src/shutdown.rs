@@ -1,8 +1,8 @@
 //! The shutdown of the server, and the start of every long task.
 //!
 //! There are two signals. *Soft*: accept nothing new, and stop at the next commit. *Hard*: tasks are dropped where they
-//! are, which is safe, since uncommitted work is repeated or lost as after a crash. The first SIGINT or SIGTERM is
-//! soft; a second one, or the deadline, is hard.
+//! are, which is safe, since uncommitted work is repeated or lost as after a crash. The first SIGINT, SIGTERM or SIGHUP
+//! is soft; a second one, or the deadline, is hard.
 //!
 //! All tasks are started here, so that each of them is stopped with the server and no panic goes unnoticed.
 
@@ -196,7 +196,7 @@ impl Shutdown {
         drop(self.start(watched));
     }
 
-    /// Listens for SIGINT and SIGTERM: the first is soft, the second hard.
+    /// Listens for SIGINT, SIGTERM and SIGHUP: the first is soft, the second hard.
     pub fn listen_for_signals(&self) {
         let shutdown = self.clone();
         let listener = async move {
@@ -284,6 +284,8 @@ async fn run_guarded<F: Future>(hard: &CancellationToken, future: F) -> End<F::O
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
+    /// None if the process ignores the signal.
+    hangup: Option<tokio::signal::unix::Signal>,
 }
 
 #[cfg(unix)]
@@ -294,15 +296,42 @@ impl Signals {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            hangup: match ignores_hangup() {
+                true => None,
+                false => Some(signal(SignalKind::hangup())?),
+            },
         })
     }
 
     async fn next(&mut self) -> &'static str {
+        let Self {
+            interrupt,
+            terminate,
+            hangup,
+        } = self;
+        let hung_up = async {
+            match hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+            _ = terminate.recv() => "SIGTERM",
+            _ = hung_up => "SIGHUP",
         }
     }
+}
+
+/// Returns whether the process was started with SIGHUP ignored, as by `nohup`, so that it outlives its terminal. Where the
+/// system does not tell, the signal keeps its usual effect.
+#[cfg(unix)]
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok());
+    // The lowest bit is the first signal, which is SIGHUP.
+    ignored.is_none_or(|signals| signals & 1 == 1)
 }
 
 #[cfg(not(unix))]

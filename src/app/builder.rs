@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use futures::future::LocalBoxFuture;
 use tokio::net::TcpListener;
 
@@ -357,13 +358,12 @@ impl Prepared {
             // assembled and runs continued only after that: a second server with the same port must not do so.
             let db = self.open_database(&shutdown).await?;
             let listener = TcpListener::bind(&server.listen).await;
-            let listener = listener.with_context(|| format!("cannot listen on {}", server.listen));
             let listener = match listener {
                 Ok(listener) => listener,
                 Err(error) => {
                     shutdown.begin();
                     db.close().await;
-                    return Err(error);
+                    return Err(cannot_listen(&server.listen, &error));
                 }
             };
             let report = self.start_report(listener.local_addr()?);
@@ -406,6 +406,29 @@ impl Registered {
         }
         sources
     }
+}
+
+/// Returns the error of an address at which the server cannot listen, with what to do if that is known.
+fn cannot_listen(address: &str, error: &io::Error) -> anyhow::Error {
+    let advice = [
+        (
+            io::ErrorKind::AddrInUse,
+            ": another program listens there, perhaps a server that is still stopping; end it, or choose another address with \
+             --listen",
+        ),
+        (
+            io::ErrorKind::AddrNotAvailable,
+            ": this machine has no such address; 127.0.0.1 is for its own programs, and 0.0.0.0 stands for all of its \
+             addresses",
+        ),
+        (
+            io::ErrorKind::PermissionDenied,
+            ": ports below 1024 need a right (CAP_NET_BIND_SERVICE); choose another port with --listen",
+        ),
+    ];
+    let known = advice.into_iter().find(|(kind, _)| *kind == error.kind());
+    let advice = known.map_or("", |(_, advice)| advice);
+    anyhow!("cannot listen on {address}: {error}{advice}")
 }
 
 fn mistake(message: impl Into<String>) -> Problem {

@@ -373,7 +373,7 @@ fn missing_folder(file: &Path) -> Option<&Path> {
 }
 
 /// Checks that the folder of a file exists, or may be created.
-pub(super) fn check_folder(file: &Path) -> DbResult<()> {
+fn check_folder(file: &Path) -> DbResult<()> {
     let Some(folder) = missing_folder(file) else {
         return Ok(());
     };
@@ -384,6 +384,31 @@ pub(super) fn check_folder(file: &Path) -> DbResult<()> {
             false => format!("there is no folder {shown}: create it, or name another file"),
         }));
     }
+    Ok(())
+}
+
+/// Checks that a file which is missing can be created: in its folder, or in the one in which the folder would be.
+pub(super) fn check_new_file(file: &Path) -> DbResult<()> {
+    check_folder(file)?;
+    let here = Path::new(".");
+    let mut folders = file
+        .ancestors()
+        .skip(1)
+        .map(|folder| match folder.as_os_str().is_empty() {
+            true => here,
+            false => folder,
+        });
+    let folder = folders.find(|folder| folder.is_dir()).unwrap_or(here);
+    let probe = folder.join(format!(".adjutant-{}.check", std::process::id()));
+    let created = std::fs::OpenOptions::new().write(true).create_new(true).open(&probe);
+    created.map_err(|error| {
+        DbError::CannotOpen(format!(
+            "no file can be created in the folder {}: {error}",
+            folder.display()
+        ))
+    })?;
+    // An empty file that stays harms nobody.
+    let _ = std::fs::remove_file(&probe);
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 use sqlx::{ConnectOptions, Connection, SqliteConnection, raw_sql};
 use tokio::sync::Mutex;
 
-use super::engine::{Engine, FileLock, check_file, check_folder, is_in_memory, is_postgres, sqlite_options};
+use super::engine::{Engine, FileLock, check_file, check_new_file, is_in_memory, is_postgres, sqlite_options};
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::migration::{TableState, postgres_state, sqlite_state};
@@ -84,7 +84,7 @@ async fn inspect_sqlite(url: &str) -> DbResult<TableState> {
     }
     let file = options.get_filename();
     if !file.exists() {
-        check_folder(file)?;
+        check_new_file(file)?;
         return Ok(TableState::NoFile);
     }
     let lock = FileLock::take(file)?;

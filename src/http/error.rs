@@ -269,12 +269,21 @@ impl ApiError {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
     }
 
-    /// The body is not valid JSON.
-    pub fn bad_json() -> Self {
+    /// The body is not valid JSON, for this reason.
+    pub fn bad_json(reason: &serde_json::Error) -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "invalid_json",
-            "Invalid JSON in request body",
+            format!("Invalid JSON in request body: {reason}"),
+        )
+    }
+
+    /// There is no body, and the request needs the expected value.
+    pub fn no_body(expected: &str) -> Self {
+        Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "invalid_json",
+            format!("Invalid JSON in request body: it is empty, and must be {expected}"),
         )
     }
 
@@ -563,6 +572,15 @@ impl ApiError {
     /// The request for a thread's stream is invalid.
     pub fn bad_stream_request(reason: String) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_stream_request", reason)
+    }
+
+    /// The request for a WebSocket is not one, for this reason.
+    pub fn no_web_socket(status: StatusCode, reason: &str) -> Self {
+        let message = format!(
+            "This GET opens a WebSocket, but it is refused: {reason}. For server-sent events send a POST to this path, or \
+             GET /threads/{{thread_id}}/stream"
+        );
+        Self::new(status, "no_web_socket", message)
     }
 
     /// The command is not valid JSON.

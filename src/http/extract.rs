@@ -108,10 +108,13 @@ pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
 
 /// Reads JSON that begins with the byte `first`. `expected` names the expected value in errors.
 fn parse<T: DeserializeOwned>(body: &[u8], first: u8, expected: &str) -> Result<T, ApiError> {
-    if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&first) {
+    let Some(begin) = body.iter().find(|byte| !byte.is_ascii_whitespace()) else {
+        return Err(ApiError::no_body(expected));
+    };
+    if *begin != first {
         return Err(match serde_json::from_slice::<IgnoredAny>(body) {
             Ok(_) => Invalid::new("body", format!("must be {expected}")).into(),
-            Err(_) => ApiError::bad_json(),
+            Err(error) => ApiError::bad_json(&error),
         });
     }
     within_limits(body)?;
@@ -146,7 +149,7 @@ fn read_as<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 fn read_with_path<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(json_error)?;
-    json.end().map_err(|_| ApiError::bad_json())?;
+    json.end().map_err(|error| ApiError::bad_json(&error))?;
     Ok(value)
 }
 
@@ -161,7 +164,7 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
             Invalid::new(if path == "." { "body" } else { path.as_str() }, reason).into()
         }
         serde_json::error::Category::Syntax | serde_json::error::Category::Eof | serde_json::error::Category::Io => {
-            ApiError::bad_json()
+            ApiError::bad_json(&inner)
         }
     }
 }
@@ -566,8 +569,19 @@ mod tests {
 
     #[test]
     fn invalid_json_is_refused() {
-        for body in ["", "  ", "{bad", "{\"items\":[", "{} x", "nope"] {
-            assert_eq!(refused(body), "Invalid JSON in request body", "{body}");
+        for (body, reason) in [
+            ("", "it is empty, and must be a JSON object"),
+            (" \n ", "it is empty, and must be a JSON object"),
+            ("{bad", "key must be a string at line 1 column 2"),
+            ("{\"items\":[", "EOF while parsing a list at line 1 column 10"),
+            ("{} x", "trailing characters at line 1 column 4"),
+            ("nope", "expected ident at line 1 column 2"),
+        ] {
+            assert_eq!(
+                refused(body),
+                format!("Invalid JSON in request body: {reason}"),
+                "{body}"
+            );
         }
     }
 

@@ -423,6 +423,24 @@ async fn a_database_is_looked_at_and_left_as_it_is() {
     let (is_usable, report) = checks(folder.path(), &[]);
     assert!(!is_usable, "{report:#}");
     is(&report, key, "fail", "not a database");
+    // Nothing can be created in this folder, not even by the administrator.
+    #[cfg(target_os = "linux")]
+    {
+        let url = "sqlite:///proc/adjutant.db";
+        let (is_usable, report) = checks(folder.path(), &["--database-url", url]);
+        assert!(!is_usable, "{report:#}");
+        is(
+            &report,
+            ["database", url],
+            "fail",
+            "no file can be created in the folder /proc",
+        );
+    }
+    let left = folder.path().read_dir().expect("a folder").flatten();
+    let left: Vec<_> = left
+        .filter(|entry| entry.file_name().to_string_lossy().contains(".check"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
