@@ -461,7 +461,12 @@ async fn a_postgres_database_is_looked_at() {
         of_kind(&report, "database_sessions")["message"],
         "a notification arrives: sessions are kept"
     );
+    let gone = database.url.clone();
     database.discard().await;
+    let (_, report) = checks(folder.path(), &["--database-url", &gone]);
+    let message = of_kind(&report, "database")["message"].as_str().expect("a text");
+    // The line in the source code of Postgres is left out.
+    assert!(message.ends_with("does not exist"), "{message}");
     // Nobody listens there.
     let url = format!("postgres://u:s3cret@{}/db", closed_address());
     let (is_usable, report) = checks(folder.path(), &["--database-url", &url]);
