@@ -14,11 +14,16 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, info, warn};
 
 use crate::domain::panic::panic_text;
+
+/// The time after the first signal of the system in which others count as the same one: launchers such as `timeout` and
+/// `npx` hand on what the whole group of processes gets as well.
+const SAME_REQUEST: Duration = Duration::from_millis(500);
 
 /// The default time for tasks to finish after the soft signal.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -196,7 +201,7 @@ impl Shutdown {
         drop(self.start(watched));
     }
 
-    /// Listens for SIGINT, SIGTERM and SIGHUP: the first is soft, the second hard.
+    /// Listens for SIGINT, SIGTERM and SIGHUP: the first is soft, the second hard, unless it comes at once.
     pub fn listen_for_signals(&self) {
         let shutdown = self.clone();
         let listener = async move {
@@ -207,7 +212,13 @@ impl Shutdown {
             let signal = signals.next().await;
             shutdown.begin();
             info!(signal, "stopping; send the signal again to stop at once");
-            let signal = signals.next().await;
+            let begun = Instant::now();
+            let signal = loop {
+                let signal = signals.next().await;
+                if begun.elapsed() >= SAME_REQUEST {
+                    break signal;
+                }
+            };
             // There is no third signal: this can be set only once.
             let _ = shutdown.forced_by.set(signal);
             shutdown.force();

@@ -146,6 +146,10 @@ async fn a_forced_stop_is_in_the_exit_code_and_the_log(server: TestServer) {
     while !said.contains("stopping") {
         assert_ne!(log.read_line(&mut said).expect("text"), 0, "{said}");
     }
+    // A launcher hands on what the group of processes gets as well: that is one request to stop.
+    process.signal("TERM");
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    server.client().get("/ok").await.ok();
     process.signal("TERM");
     let status = process.ends().await;
     std::io::Read::read_to_string(&mut log, &mut said).expect("text");

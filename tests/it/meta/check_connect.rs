@@ -444,6 +444,28 @@ async fn a_database_is_looked_at_and_left_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_with_encrypted_values_is_not_ok_without_its_keys() {
+    let sealed = format!("{AGENT}[encryption]\nkey_file = \"keys\"\n");
+    let keys = "first:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n";
+    let folder = folder(&[("adjutant.toml", AGENT), ("sealed.toml", &sealed), ("keys", keys)]);
+    let key = ["database", "sqlite://adjutant.db"];
+    let served = Served::begins(folder.path(), &["--config", "sealed.toml"]);
+    served.client.post("/threads", json!({})).await.ok();
+    let item = json!({"namespace": ["notes"], "key": "k", "value": {"note": "tea"}});
+    served.client.put("/store/items", item).await.ok();
+    served.stops();
+    let (_, report) = checks(folder.path(), &["--config", "sealed.toml"]);
+    is(&report, key, "ok", "the tables are current");
+    let (is_usable, report) = checks(folder.path(), &[]);
+    assert!(!is_usable, "{report:#}");
+    is(&report, key, "fail", "encrypted under the key `first`");
+    assert_eq!(
+        check(&report, key[0], key[1])["advice"],
+        "add the section [encryption] with this key"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_postgres_database_is_looked_at() {
     let Some(database) = postgres::fresh_database().await else {
         skipped::<()>("Postgres");
