@@ -292,7 +292,8 @@ impl ApiError {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "body_too_large",
-            "The request body is larger than this server accepts",
+            "The request body is larger than this server accepts: `max_body_bytes` in the section [server] of its \
+             configuration",
         )
     }
 
