@@ -316,12 +316,12 @@ impl ApiError {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_id", "Invalid checkpoint ID")
     }
 
-    /// A query parameter has an invalid value.
-    pub fn bad_parameter(name: &str, value: &str) -> Self {
+    /// A query parameter has an invalid value; `expected` says what it must be.
+    pub fn bad_parameter(name: &str, value: &str, expected: &str) -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "invalid_parameter",
-            format!("Invalid {name} {value}"),
+            format!("Invalid {name} {value}: {expected}"),
         )
     }
 

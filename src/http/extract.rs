@@ -343,7 +343,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let pairs = Query::<Vec<(String, String)>>::from_request_parts(parts, state).await;
-        let Query(pairs) = pairs.map_err(|_| ApiError::bad_parameter("query", "string"))?;
+        let Query(pairs) = pairs.map_err(|_| ApiError::bad_parameter("query", "string", "it cannot be read"))?;
         without_nul(pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())))?;
         Ok(Self(pairs))
     }
@@ -373,19 +373,32 @@ impl Params {
         match self.text(name) {
             None | Some("" | "0" | "false" | "False") => Ok(false),
             Some("1" | "true" | "True") => Ok(true),
-            Some(other) => Err(ApiError::bad_parameter(name, other)),
+            Some(other) => Err(ApiError::bad_parameter(name, other, "must be true or false")),
         }
     }
 
-    /// The value of a parameter that is one of several words, or the default.
+    /// The value of a parameter that is one of several words, each with its value, or the default.
     ///
     /// # Errors
-    /// If the value is not one of the words.
-    pub fn word<T>(&self, name: &str, default: T, from_word: impl Fn(&str) -> Option<T>) -> Result<T, ApiError> {
-        match self.text(name) {
-            None => Ok(default),
-            Some(word) => from_word(word).ok_or_else(|| ApiError::bad_parameter(name, word)),
+    /// If the parameter is not one of the words.
+    pub fn word<T>(
+        &self,
+        name: &str,
+        default: T,
+        words: impl IntoIterator<Item = (&'static str, T)>,
+    ) -> Result<T, ApiError> {
+        let Some(given) = self.text(name) else {
+            return Ok(default);
+        };
+        let mut allowed = vec![];
+        for (word, value) in words {
+            if word == given {
+                return Ok(value);
+            }
+            allowed.push(word);
         }
+        let expected = format!("allowed are: {}", allowed.join(", "));
+        Err(ApiError::bad_parameter(name, given, &expected))
     }
 
     /// The page from `limit` and `offset`; `default` replaces an absent `limit`.
@@ -411,7 +424,9 @@ impl Params {
 
     fn number(&self, name: &str) -> Result<Option<i64>, ApiError> {
         let Some(text) = self.text(name) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| ApiError::bad_parameter(name, text))
+        text.parse()
+            .map(Some)
+            .map_err(|_| ApiError::bad_parameter(name, text, "must be a whole number"))
     }
 }
 
