@@ -173,6 +173,10 @@ fn a_line_of_the_file_of_variables_that_cannot_be_read_is_named_without_its_cont
     assert!(output.status.success(), "{said}");
     assert!(said.contains(".env:2:1: warning: is not `NAME=value`"), "{said}");
     assert!(!said.contains("s3cret"), "{said}");
+    fs::write(folder.path().join(".env"), "GOOD=1\nPASSWORD=a s3cret # of the lab\n").expect("a file");
+    let (_, said) = ends(folder.path(), &["check"]);
+    assert!(said.contains(".env:2:1: warning: is not `NAME=value`"), "{said}");
+    assert!(!said.contains("s3cret"), "{said}");
 }
 
 #[test]
