@@ -469,6 +469,13 @@ impl ApiError {
         Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
     }
 
+    /// The request names no host.
+    pub fn no_host() -> Self {
+        let message =
+            "The request names no host: send the header `Host` with a name of this server, such as `localhost`";
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
+    }
+
     /// A page of this origin must not act for users of the tenant.
     pub fn origin_of_others(origin: &str, tenant: &Tenant) -> Self {
         let message = format!(
