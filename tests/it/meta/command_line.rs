@@ -279,6 +279,27 @@ fn a_server_that_cannot_listen_says_what_to_do_also_in_a_log_of_json() {
     assert!(error.starts_with(&reason) && error.contains(advice), "{error}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_that_is_not_allowed_is_in_the_log_of_a_developer() {
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let served = Served::begins(folder.path(), &["--log", "info,adjutant=debug"]);
+    for origin in ["https://chat.example.org", "http://localhost:3000"] {
+        let asked = served
+            .client
+            .request(reqwest::Method::OPTIONS, "/threads")
+            .header("origin", origin)
+            .header("access-control-request-method", "POST")
+            .send();
+        assert_eq!(asked.await.expect("a response").status(), 200);
+    }
+    let said = served.stops();
+    let lines = said
+        .lines()
+        .filter(|line| line.contains("its origin is not in `cors_origins`"));
+    let lines: Vec<&str> = lines.collect();
+    assert!(lines.len() == 1 && lines[0].contains("chat.example.org"), "{said}");
+}
+
 /// Starts a server by `env` of coreutils, which sets what the process does with a signal.
 #[cfg(target_os = "linux")]
 fn served_with(folder: &Path, option: &str) -> Served {
