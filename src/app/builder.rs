@@ -328,9 +328,15 @@ impl Prepared {
     async fn start_on(self, db: Db, shutdown: Shutdown) -> anyhow::Result<App> {
         let config = self.loaded.config;
         let warnings = self.file_warnings;
+        // Without this handle the tasks of the database would end before the shutdown has begun, and the log would blame them.
+        let kept = db.clone();
         let opening = App::open(config, warnings, self.registered, db, shutdown.clone(), self.clock);
         let opened = RowAccess::Server.scope(opening).await;
-        opened.inspect_err(|_| shutdown.begin())
+        if opened.is_err() {
+            shutdown.begin();
+            kept.close().await;
+        }
+        opened
     }
 
     /// Serves at the configured address until the process is stopped.

@@ -300,6 +300,19 @@ async fn a_page_that_is_not_allowed_is_in_the_log_of_a_developer() {
     assert!(lines.len() == 1 && lines[0].contains("chat.example.org"), "{said}");
 }
 
+#[test]
+fn a_start_that_fails_behind_the_database_has_one_reason() {
+    let text = format!("{AGENT}[webhooks]\nsecret_env = \"NO_SUCH_VARIABLE\"\n");
+    let folder = folder(&[("adjutant.toml", &text)]);
+    let (output, said) = ends(folder.path(), &["--listen", "127.0.0.1:0"]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("the environment variable NO_SUCH_VARIABLE is not set"),
+        "{said}"
+    );
+    assert!(!said.contains("ERROR"), "{said}");
+}
+
 /// Starts a server by `env` of coreutils, which sets what the process does with a signal.
 #[cfg(target_os = "linux")]
 fn served_with(folder: &Path, option: &str) -> Served {
