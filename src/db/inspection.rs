@@ -39,7 +39,7 @@ impl DatabaseState {
 /// Selects the name of a master key under which values are encrypted.
 const MASTER_KEY: &str = "select master from data_keys where wrapped is not null limit 1";
 
-/// Looks at the database at `url`. Nothing is created or migrated.
+/// Looks at the database at `url`. Nothing is migrated, and nothing that is created stays.
 ///
 /// # Errors
 /// [`DbError::InUse`] when a server holds the SQLite file; other errors when the database cannot be opened or written, or
