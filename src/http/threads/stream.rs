@@ -52,7 +52,7 @@ impl StreamModes {
                 "state_update" => modes.state_update = true,
                 other => {
                     return Err(ApiError::bad_parameter(
-                        "stream_mode",
+                        "stream_modes",
                         other,
                         "allowed are: lifecycle, run_modes, state_update",
                     ));
