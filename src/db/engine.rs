@@ -401,14 +401,17 @@ pub(super) fn check_new_file(file: &Path) -> DbResult<()> {
     let folder = folders.find(|folder| folder.is_dir()).unwrap_or(here);
     let probe = folder.join(format!(".adjutant-{}.check", std::process::id()));
     let created = std::fs::OpenOptions::new().write(true).create_new(true).open(&probe);
-    created.map_err(|error| {
-        DbError::CannotOpen(format!(
-            "no file can be created in the folder {}: {error}",
-            folder.display()
-        ))
-    })?;
-    // An empty file that stays harms nobody.
-    let _ = std::fs::remove_file(&probe);
+    match created {
+        // An empty file that cannot be removed does no harm.
+        Ok(_) => drop(std::fs::remove_file(&probe)),
+        // Such a file was left by a process with the same number, which could create it.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => {
+            let folder = folder.display();
+            let reason = format!("no file can be created in the folder {folder}: {error}");
+            return Err(DbError::CannotOpen(reason));
+        }
+    }
     Ok(())
 }
 

@@ -64,7 +64,7 @@ async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<DatabaseState
         let statement = "select 1 from workers where false for update";
         raw_sql(statement).execute(&mut *tx).await?;
     }
-    let master_key = match tables == TableState::Current {
+    let master_key: Option<String> = match tables == TableState::Current {
         true => query_scalar(MASTER_KEY).fetch_optional(&mut *tx).await?,
         false => None,
     };
@@ -103,7 +103,7 @@ async fn inspect_sqlite(url: &str) -> DbResult<DatabaseState> {
     // Takes the lock for writing, and writes nothing.
     raw_sql("begin immediate").execute(&mut conn).await?;
     let tables = sqlite_state(&mut conn).await?;
-    let master_key = match tables == TableState::Current {
+    let master_key: Option<String> = match tables == TableState::Current {
         true => query_scalar(MASTER_KEY).fetch_optional(&mut conn).await?,
         false => None,
     };

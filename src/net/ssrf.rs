@@ -30,6 +30,9 @@ pub struct AddressRules {
     pub require_https: bool,
 }
 
+/// The reason why a special address is refused.
+pub const SPECIAL_ADDRESS: &str = "names a loopback, private or otherwise special address";
+
 impl AddressRules {
     /// Checks the URL in `field`.
     ///
@@ -53,16 +56,7 @@ impl AddressRules {
             return Err(wrong("names a host that this server is not allowed to call"));
         }
         if is_private(&url) && !self.may_be_inside(&name) {
-            // Addresses that other servers name have no setting.
-            let section = [("webhook", "webhooks"), ("url", "peers")];
-            let section = section.into_iter().find(|(named, _)| *named == field);
-            let advice = section.map(|(_, section)| {
-                format!("; `private_hosts` in the section [{section}] of the server's configuration allows one")
-            });
-            let advice = advice.unwrap_or_default();
-            return Err(wrong(&format!(
-                "names a loopback, private or otherwise special address{advice}"
-            )));
+            return Err(wrong(SPECIAL_ADDRESS));
         }
         Ok(url)
     }

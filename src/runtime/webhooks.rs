@@ -28,7 +28,7 @@ use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::domain::trace::SpanContext;
 use crate::net;
-use crate::net::ssrf::{AddressRules, SsrfGuard};
+use crate::net::ssrf::{AddressRules, SPECIAL_ADDRESS, SsrfGuard};
 
 mod signature;
 
@@ -150,7 +150,7 @@ impl Webhooks {
     pub(super) fn check(&self, request: &RunRequest) -> Result<(), Invalid> {
         match request.webhook() {
             Some(url) if is_masked(url) => Err(Invalid::new("webhook", MASKED_ADDRESS)),
-            Some(url) => self.check_address(url),
+            Some(url) => self.check_address(url).map_err(with_setting),
             None => Ok(()),
         }
     }
@@ -268,6 +268,15 @@ pub(super) async fn store(tx: &mut Tx<'_>, core: &Core, run: &Run, report: &Deli
         return db::deliveries::insert(tx, &without_values(report)).await;
     }
     db::deliveries::insert(tx, report).await
+}
+
+/// Names the setting that allows a special address in the refusal of one.
+fn with_setting(refused: Invalid) -> Invalid {
+    if refused.reason != SPECIAL_ADDRESS {
+        return refused;
+    }
+    let setting = "`private_hosts` in the section [webhooks] of the server's configuration";
+    Invalid::new(refused.field, format!("{SPECIAL_ADDRESS}; {setting} allows one"))
 }
 
 /// Returns a report with empty values.

@@ -30,7 +30,7 @@ pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
                 Ok(listing) => describe(&provider, providers.has_key(&provider), &models, listing),
                 Err(reason) => {
                     let first = match reason.starts_with("cannot be reached") {
-                        true => "start it",
+                        true => "see to it that this machine can reach it",
                         false => "set the key",
                     };
                     let advice = format!("{first}, or correct the section [providers.{provider}]");

@@ -320,6 +320,7 @@ fn served_with(folder: &Path, option: &str) -> Served {
     command
         .args([option, env!("CARGO_BIN_EXE_adjutant"), "--listen", "127.0.0.1:0"])
         .current_dir(folder)
+        .env_remove("ADJUTANT_LOG")
         .stdin(Stdio::null());
     Served::of(command)
 }
