@@ -77,6 +77,7 @@ mod keys;
 mod mcp_commands;
 mod mcp_logins;
 mod migrate_command;
+mod registered;
 mod start_report;
 mod telemetry;
 mod tenants;
@@ -94,8 +95,8 @@ pub use mcp_commands::run as run_mcp_command;
 pub use migrate_command::run as run_migrate_command;
 pub use vacuum_command::run as run_vacuum_command;
 
-use builder::Registered;
 use mcp_logins::ServerLogins;
+use registered::Registered;
 
 /// The server with all its parts.
 pub struct App {

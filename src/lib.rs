@@ -131,8 +131,8 @@
 //! **a middleware with settings**: `middleware/x.rs` with a type that implements [`middleware::Middleware`] (its
 //! `configured` reads the settings where a definition lists it); its `mod` line and its entry in `listed()` in
 //! `middleware/mod.rs`; the table in `docs/agents.md`; a test. `middleware/context_editing.rs` is one. One that needs a
-//! model gets it in `for_agent`, and its name is in `WITH_MODEL` of `definition/builtins.rs`; a setting that names tools of
-//! the agent is in `WITH_TOOLS` there; `middleware/rubric.rs` has both.
+//! model names the setting in `model_setting` and gets the model in `for_agent`; a setting that names tools of the agent is
+//! the one of `tools_setting`; `middleware/rubric.rs` has both.
 //!
 //! **a built-in tool with settings**: a middleware that offers the tool in its `contribution()` and reads the settings
 //! in its `configured`, as above, and a row in `definition/builtins.rs`, which reserves the tool's name and lets

@@ -2,14 +2,10 @@
 
 import { AsyncLocalStorage } from "node:async_hooks";
 
+import { ToolError } from "./error.js";
 import { toJsonSchema, validated } from "./schema.js";
 
 const executions = new AsyncLocalStorage();
-
-/** An error whose text the model reads as it is, without the name of its type. */
-export class ToolError extends Error {
-  name = "ToolError";
-}
 
 /** A result with more than text for the model. */
 export class Result {

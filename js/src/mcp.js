@@ -1,6 +1,7 @@
 // The tools of an MCP server of this process (`McpServer` or `Server` of the MCP SDK), over a transport in memory.
 
-import { Result, Suspended, ToolError } from "./call.js";
+import { Result, Suspended } from "./call.js";
+import { ToolError } from "./error.js";
 
 const VERSION = "2025-06-18";
 

@@ -1,6 +1,6 @@
 // JSON Schemas: given as such, or made of the schemas of zod 3 and 4.
 
-import { ToolError } from "./call.js";
+import { ToolError } from "./error.js";
 
 /** Returns whether this is a schema of zod or of a library like it. */
 export function isZod(schema) {

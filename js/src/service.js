@@ -3,7 +3,8 @@
 import { createHash, timingSafeEqual } from "node:crypto";
 import { createServer } from "node:http";
 
-import { answerOf, Execution, Suspended, ToolError } from "./call.js";
+import { answerOf, Execution, Suspended } from "./call.js";
+import { ToolError } from "./error.js";
 import { readerOf } from "./reader.js";
 import { Results } from "./results.js";
 import { toolsOf } from "./tool.js";

@@ -1,6 +1,7 @@
 // Tools of all kinds as the service offers and calls them.
 
-import { Delegation, output, progress, Result, ToolError } from "./call.js";
+import { Delegation, output, progress, Result } from "./call.js";
+import { ToolError } from "./error.js";
 import { isMcpServer, ofMcpServer } from "./mcp.js";
 import { isZod, toJsonSchema, validated } from "./schema.js";
 

@@ -11,7 +11,7 @@ use crate::definition::builtins::Builtin;
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
     self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, DefinitionSource, FileRules,
-    HarnessProfiles, Location, ModelNames, Policy, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
+    HarnessProfiles, Location, ModelNames, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -37,7 +37,7 @@ use crate::middleware::structured::StructuredOutput;
 use crate::middleware::structured::native::NativeAnswer;
 use crate::middleware::summarization::Summarization;
 use crate::middleware::todos::Todos;
-use crate::middleware::unsupported_content::UnsupportedContent;
+use crate::middleware::unsupported_content::{ModelWithInputs, UnsupportedContent};
 use crate::middleware::until_tool;
 use crate::middleware::{AgentParts, Contribution, Middleware, MiddlewareModel, ModelWithSettings};
 use crate::model::ModelError;
@@ -278,7 +278,9 @@ impl AgentFactory {
             .chain([&definition.summarization])
             .filter_map(SummarizationRule::model);
         let policies = below.iter().flat_map(|subagent| &subagent.middleware);
-        let of_policies = policies.chain(&definition.middleware).filter_map(Policy::model);
+        let of_policies = policies
+            .chain(&definition.middleware)
+            .filter_map(|listed| listed.text(self.policies.get(&listed.name)?.model_setting()?));
         Some(&definition.model)
             .filter(|_| !definition.is_program())
             .into_iter()
@@ -426,12 +428,6 @@ impl AgentFactory {
         spec.model.fallbacks().iter().map(fallback).collect()
     }
 
-    /// Returns all models of an agent for its policies.
-    fn models_for_policies(&self, spec: &AgentSpec) -> MiddlewareModel {
-        let models = spec.model.all();
-        MiddlewareModel::new(models.iter().map(|name| self.with_settings(name, &spec.model_settings)))
-    }
-
     /// Returns a model with the settings of its profile and these, which come first.
     fn with_settings(&self, name: &str, own: &Map<String, Value>) -> ModelWithSettings {
         ModelWithSettings {
@@ -455,7 +451,8 @@ impl AgentFactory {
         let summarizer = settings.model.as_ref();
         let summarizer = summarizer.map(|name| MiddlewareModel::new([self.with_settings(name, &Map::new())]));
         let has_files = spec.files == definition::Workspace::State;
-        let models = self.models_for_policies(spec);
+        let models = spec.model.all().iter();
+        let models = MiddlewareModel::new(models.map(|name| self.with_settings(name, &spec.model_settings)));
         Some(Summarization::new(&settings, &models, summarizer, has_files))
     }
 
@@ -484,10 +481,12 @@ impl AgentFactory {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
         // Outside of the summaries: content is left out of a request only if that is not too long in the first place.
-        let names = draft.spec.model.all().iter();
-        let inputs = names.map(|name| self.profiles.media_inputs(name)).collect();
-        let models = self.models_for_policies(&draft.spec);
-        stack.push(Arc::new(UnsupportedContent::new(models, inputs)));
+        let models = draft.spec.model.all().iter().filter_map(|name| {
+            let model = self.providers.model(name).ok()?;
+            let inputs = self.profiles.media_inputs(name);
+            Some(ModelWithInputs { model, inputs })
+        });
+        stack.push(Arc::new(UnsupportedContent::new(models)));
         stack.extend(summarization.map(|own| Arc::new(own.clone()) as Arc<dyn Middleware>));
         stack.push(Arc::new(DanglingCalls));
         if !draft.background.is_empty() {

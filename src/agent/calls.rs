@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::Loop;
-use super::delegate::ChildResult;
 use super::journal::{ExitReason, PendingWrite};
 use super::step::{PendingWrites, StepError, unanswerable_question, with_ids};
+use super::subagent::ChildResult;
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;

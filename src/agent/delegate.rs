@@ -8,16 +8,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::assemble::RegisteredAgent;
 use super::calls::{CallResult, record_answer};
-use super::journal::{Child, ChildAdmission, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite};
+use super::journal::{Child, ChildAdmission, ChildStart, ExitReason, Journal, NewChildRun, PendingWrite, format_error};
 use super::step::PendingWrites;
-use super::subagent::{Subagent, changed_files};
+use super::subagent::{ChildResult, Subagent, changed_files};
 use super::subagent_registry::ReferencedAgent;
 use super::{Agent, Breakpoints, Loop, LoopOutcome};
 use crate::definition::form_problem;
 use crate::domain::call::{CallStatus, DelegationResult, ToolOutput};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, TaskId};
-use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::ToolCall;
@@ -30,16 +29,6 @@ use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
 use crate::tool::files::FileClaims;
 use crate::tool::{Delegation, ProgressSink, Scope};
-
-/// The result of a child run.
-pub(super) enum ChildResult {
-    /// The child run ended, with this result for the model.
-    Answer(ToolOutput),
-    /// The child run ended, with this result for the tool, which is called again.
-    ForTool(DelegationResult),
-    /// The child run waits for the answers to these questions.
-    Parked { child: RunId, questions: Vec<Interrupt> },
-}
 
 impl Loop<'_> {
     /// Starts child runs for these calls, and stores the pending writes with them. If a limit forbids one, its call is answered
@@ -744,11 +733,6 @@ fn prompt_error(subagent: &str, order: &DelegatedTask, has_its_own: bool) -> Opt
             prompt.len()
         )
     })
-}
-
-/// Returns the text for the delegating model if the subagent cannot answer in the requested form.
-pub(super) fn format_error(subagent: &str, problem: &str) -> String {
-    format!("`{subagent}` cannot answer in the form that was asked for: {problem}. Nothing was delegated.")
 }
 
 /// Returns the text for the delegating model about a limit that forbids a child run.

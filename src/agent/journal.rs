@@ -187,8 +187,13 @@ impl NewChildRun {
     /// Returns the reason why `agent` cannot do the task, as a text for the delegating model.
     pub fn incompatibility(&self, agent: &Agent) -> Option<String> {
         let problem = agent.form_problem(self.order.response_format.as_ref()?)?;
-        Some(super::delegate::format_error(self.lineage.agent(), &problem))
+        Some(format_error(self.lineage.agent(), &problem))
     }
+}
+
+/// Returns the text for the delegating model if the subagent cannot answer in the requested form.
+pub(super) fn format_error(subagent: &str, problem: &str) -> String {
+    format!("`{subagent}` cannot answer in the form that was asked for: {problem}. Nothing was delegated.")
 }
 
 /// The start of a child run that is stored when the run is created.

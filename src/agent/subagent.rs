@@ -6,7 +6,9 @@ use super::Agent;
 use super::journal::Child;
 use super::step::with_ids;
 use crate::domain::background::{self, BackgroundTask};
-use crate::domain::call::ToolOutput;
+use crate::domain::call::{DelegationResult, ToolOutput};
+use crate::domain::id::RunId;
+use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::Plan;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
@@ -18,6 +20,16 @@ const FORK_PREAMBLE: &str = "The conversation above led to the order below; it d
     hear you. Carry out the order yourself, without delegating: your caller sees your last message and nothing else.";
 
 const EMPTY_RESULT: &str = "The subagent finished without saying anything.";
+
+/// The result of a child run.
+pub(super) enum ChildResult {
+    /// The child run ended, with this result for the model.
+    Answer(ToolOutput),
+    /// The child run ended, with this result for the tool, which is called again.
+    ForTool(DelegationResult),
+    /// The child run waits for the answers to these questions.
+    Parked { child: RunId, questions: Vec<Interrupt> },
+}
 
 /// A subagent with its limits at this place in the tree.
 pub(super) struct Subagent {

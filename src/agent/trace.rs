@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::Loop;
 use super::calls::PreparedCall;
-use super::delegate::ChildResult;
 use super::journal::ExitReason;
+use super::subagent::ChildResult;
 use crate::definition::SystemPrompt;
 use crate::domain::call::{CallStatus, ToolOutput};
 use crate::domain::event::AnswerHead;
@@ -16,6 +16,7 @@ use crate::domain::id::{RunId, TaskId};
 use crate::domain::machine::Machine;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::State;
+use crate::domain::text_limits::first_chars;
 use crate::domain::trace::{AttributeValue, SpanData, SpanId, SpanKind, TraceScope};
 use crate::middleware::ModelAnswer;
 use crate::model::{ModelRequest, span_provider_name};
@@ -144,7 +145,7 @@ impl Loop<'_> {
     fn begin_call(&self, call: &ToolCall, task: TaskId) -> Option<SpanData> {
         let id = || SpanId::of_call(task, self.scope.run);
         let mut span = self.scope.trace.begin_as(id, SpanKind::Internal)?;
-        let name: String = call.name.chars().take(MAX_NAME_CHARS).collect();
+        let name = first_chars(&call.name, MAX_NAME_CHARS).to_owned();
         span.name = format!("execute_tool {name}");
         span.set("gen_ai.operation.name", "execute_tool");
         span.set("gen_ai.tool.name", name);

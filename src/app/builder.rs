@@ -11,7 +11,8 @@ use anyhow::anyhow;
 use futures::future::LocalBoxFuture;
 use tokio::net::TcpListener;
 
-use super::start_report::StartReport;
+use super::registered::Registered;
+use super::start_report::{StartReport, name_list};
 use super::{App, execution, keys};
 use crate::config::{self, CommandLineSettings, LoadedConfig, LogFormat, Problem, Problems};
 use crate::db::{Db, RowAccess};
@@ -22,7 +23,6 @@ use crate::definition::words::is_word;
 use crate::domain::time::{Clock, SystemClock};
 use crate::logging;
 use crate::middleware::{self, Middleware};
-use crate::model::providers::ModelSource;
 use crate::model::{Model, ModelError};
 use crate::shutdown::Shutdown;
 use crate::tool::execute::CommandLauncher;
@@ -30,19 +30,6 @@ use crate::tool::{Runnable, Tool};
 
 /// The file name used in errors about registrations.
 const PROGRAM_SOURCE: &str = "the program";
-
-/// The parts that a program has registered, by name.
-#[derive(Clone, Default)]
-pub(super) struct Registered {
-    pub(super) tools: BTreeMap<String, Arc<dyn Tool>>,
-    pub(super) policies: BTreeMap<String, Arc<dyn Middleware>>,
-    pub(super) runnables: BTreeMap<String, Arc<dyn Runnable>>,
-    /// Starts the commands of agents.
-    pub(super) commands: CommandLauncher,
-    sources: BTreeMap<String, ModelSource>,
-    /// The models by the name after the colon, by the provider's name before it.
-    models: BTreeMap<String, BTreeMap<String, Arc<dyn Model>>>,
-}
 
 /// A builder for a server. Created by [`App::builder`].
 ///
@@ -205,14 +192,18 @@ impl Builder {
     /// Lets definitions list this policy.
     fn name_policy(&mut self, name: &str, policy: &Arc<dyn Middleware>) {
         let policy = Arc::clone(policy);
-        let setting = policy.distinguished_by();
+        let distinguished_by = policy.distinguished_by();
+        let model_setting = policy.model_setting();
+        let tools_setting = policy.tools_setting();
         let tools = policy.contribution().tools.into_iter();
         let tools: Vec<String> = tools.map(|tool| tool.spec().name.clone()).collect();
         let registered = RegisteredPolicy::new(move |settings| match policy.configured(settings) {
             Ok(configured) => configured.map(|_| vec![]),
             Err(findings) => Some(findings),
         })
-        .distinguished_by(setting)
+        .distinguished_by(distinguished_by)
+        .with_model_setting(model_setting)
+        .with_tools_setting(tools_setting)
         .with_tools(tools);
         self.settings
             .embedded
@@ -390,30 +381,6 @@ impl Prepared {
     }
 }
 
-impl Registered {
-    /// Returns the registered providers, combined with the registered single models.
-    pub(super) fn sources(&self) -> BTreeMap<String, ModelSource> {
-        let mut sources = self.sources.clone();
-        for (provider, models) in &self.models {
-            let other = sources.remove(provider);
-            let models = models.clone();
-            let provider = provider.clone();
-            let key = provider.clone();
-            let source: ModelSource = Arc::new(move |name| match (models.get(name), &other) {
-                (Some(model), _) => Ok(Arc::clone(model)),
-                (None, Some(other)) => other(name),
-                (None, None) => {
-                    let known: Vec<&str> = models.keys().map(String::as_str).collect();
-                    let message = format!("`{provider}` has no model `{name}`; it has {}", known.join(", "));
-                    Err(ModelError::Misconfigured { message })
-                }
-            });
-            sources.insert(key, source);
-        }
-        sources
-    }
-}
-
 /// Returns the error of an address at which the server cannot listen, with what to do if that is known.
 fn cannot_listen(address: &str, error: &io::Error) -> anyhow::Error {
     let advice = [
@@ -439,17 +406,6 @@ fn cannot_listen(address: &str, error: &io::Error) -> anyhow::Error {
 
 fn mistake(message: impl Into<String>) -> Problem {
     Problem::in_file(PROGRAM_SOURCE, message)
-}
-
-/// Returns the first 20 names, separated by commas, and the number of the others.
-pub(super) fn name_list(names: &[&str]) -> String {
-    const MAX_NAMES: usize = 20;
-    let first = names.iter().take(MAX_NAMES).copied().collect::<Vec<_>>().join(", ");
-    match names.len().checked_sub(MAX_NAMES).filter(|more| *more > 0) {
-        Some(more) => format!("{first} and {more} more"),
-        None if names.is_empty() => "none".to_owned(),
-        None => first,
-    }
 }
 
 /// Registers a part; a name that is in use is an error.

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::builder::Registered;
+use super::registered::Registered;
 use crate::config::{Config, LoadedConfig, Problem};
+use crate::definition::check::ValidationContext;
 use crate::definition::{AgentDefinition, ModelNames, Severity, SummarizationRule};
 
 /// A missing key of a provider.
@@ -73,9 +74,10 @@ fn warning(loaded: &LoadedConfig, key: &MissingProviderKey) -> Problem {
 
 /// Returns each user of a model, with the name of the model.
 pub(super) fn models(config: &Config) -> impl Iterator<Item = (String, &str)> {
-    let of_agents = config.agents.iter().flat_map(|(graph_id, agent)| {
+    let registered = &config.files.settings.embedded.names;
+    let of_agents = config.agents.iter().flat_map(move |(graph_id, agent)| {
         let user = format!("agent {graph_id}");
-        models_of(agent).map(move |model| (user.clone(), model))
+        models_of(agent, registered).map(move |model| (user.clone(), model))
     });
     let index = config
         .store
@@ -85,10 +87,14 @@ pub(super) fn models(config: &Config) -> impl Iterator<Item = (String, &str)> {
     of_agents.chain(index)
 }
 
-fn models_of(agent: &AgentDefinition) -> impl Iterator<Item = &str> {
+fn models_of<'a>(agent: &'a AgentDefinition, registered: &'a ValidationContext) -> impl Iterator<Item = &'a str> {
     let below = agent.subagents.iter().filter_map(|subagent| subagent.model.as_ref());
-    let general = &agent.general_purpose_subagent;
-    let general = general.model.as_ref().filter(|_| general.enabled);
+    let general = Some(&agent.general_purpose_subagent).filter(|general| general.enabled);
+    let policies = agent.subagents.iter().flat_map(|subagent| &subagent.middleware);
+    let policies = policies
+        .chain(&agent.middleware)
+        .chain(general.into_iter().flat_map(|general| &general.middleware));
+    let of_policies = policies.filter_map(move |policy| registered.model_of(policy));
     let rules = agent
         .subagents
         .iter()
@@ -98,9 +104,10 @@ fn models_of(agent: &AgentDefinition) -> impl Iterator<Item = &str> {
         .filter(|_| !agent.is_program())
         .into_iter()
         .chain(below)
-        .chain(general)
+        .chain(general.and_then(|general| general.model.as_ref()))
         .flat_map(ModelNames::all)
         .chain(&agent.configurable.models)
         .map(String::as_str)
         .chain(summarizers)
+        .chain(of_policies.map(|(_, model)| model))
 }

@@ -68,7 +68,7 @@ impl StartReport {
             source = self.source,
             demonstration = self.demonstration,
             database = self.database,
-            agents = super::builder::name_list(&agents),
+            agents = name_list(&agents),
             mcp_servers = self.mcp_servers.join(", "),
             missing_keys = missing.join(", "),
             auth = self.auth,
@@ -191,6 +191,17 @@ fn works_with(agent: &AgentDefinition) -> String {
 fn servers_of(agent: &AgentDefinition) -> impl Iterator<Item = &String> {
     let below = agent.subagents.iter().flat_map(|subagent| subagent.mcp_servers.keys());
     agent.mcp_servers.keys().chain(below)
+}
+
+/// Returns the first 20 names, separated by commas, and the number of the others.
+pub(super) fn name_list(names: &[&str]) -> String {
+    const MAX_NAMES: usize = 20;
+    let first = names.iter().take(MAX_NAMES).copied().collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(MAX_NAMES).filter(|more| *more > 0) {
+        Some(more) => format!("{first} and {more} more"),
+        None if names.is_empty() => "none".to_owned(),
+        None => first,
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::escape;
+use crate::domain::text_limits::first_chars;
 
 /// The longest text of a server in an error, in characters.
 const MAX_DETAIL_CHARS: usize = 2000;
@@ -99,7 +100,8 @@ impl ClientError {
 
 /// Describes a refusal, with what to do about it.
 fn describe_refusal(status: u16, detail: &str, code: Option<&str>) -> String {
-    let detail: String = escape::text(detail).chars().take(MAX_DETAIL_CHARS).collect();
+    let detail = escape::text(detail);
+    let detail = first_chars(&detail, MAX_DETAIL_CHARS);
     let code = code.map(|code| format!(", {}", escape::line(code))).unwrap_or_default();
     let hint = match status {
         401 => ".\nGive a valid API key with ADJUTANT_API_KEY",

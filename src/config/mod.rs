@@ -38,9 +38,11 @@ mod policies;
 mod problem;
 mod program_output;
 mod quotas;
+mod referring_settings;
 mod report;
 mod secrets;
 mod sections;
+mod shared_checks;
 mod store;
 mod telemetry;
 mod tenants;
@@ -253,7 +255,7 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
     }
     config.cluster.settle_files(&beside);
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
-    let unset = secrets::fill_in(&mut config, &beside);
+    let unset = referring_settings::fill_in(&mut config, &beside);
     for (name, reason) in config.telemetry.take_over(&variable) {
         reader.problems.push(Problem::in_file(name.to_owned(), reason));
     }

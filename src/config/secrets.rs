@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::program_output::{output_of, read_secrets};
 use super::sections::seconds;
-use super::{Config, NamedEntries, variable};
+use super::{NamedEntries, variable};
 use crate::definition::words::is_word;
 use crate::definition::{Diagnostic, FieldPath, Headers};
 
@@ -131,7 +131,7 @@ fn wait_for<T: Send + 'static>(future: impl Future<Output = Result<T, String>> +
 }
 
 /// Returns the value of an environment variable.
-type VariableReader = fn(&str) -> Option<String>;
+pub(super) type VariableReader = fn(&str) -> Option<String>;
 
 /// The values that references stand for. A secret is read when a setting first refers to it.
 pub(super) struct References<'a> {
@@ -143,7 +143,8 @@ pub(super) struct References<'a> {
 }
 
 impl<'a> References<'a> {
-    fn new(sections: &'a NamedEntries<SecretSection>, beside: &'a Path, variable: VariableReader) -> Self {
+    /// Creates the references to secrets of these sections; `beside` is the folder of the configuration file.
+    pub(super) fn new(sections: &'a NamedEntries<SecretSection>, beside: &'a Path, variable: VariableReader) -> Self {
         Self {
             sections,
             beside,
@@ -218,62 +219,8 @@ fn environment_value(reference: &str, variable: VariableReader) -> Result<String
     value.ok_or_else(|| format!("the environment variable {name} is not set"))
 }
 
-/// Replaces the references in the settings that may have some. Returns what is wrong with them.
-pub(super) fn fill_in(config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
-    let sections = config.secrets.clone();
-    let mut findings = check_sections(&sections);
-    if !findings.is_empty() {
-        // References to a section that is wrong cannot be filled in.
-        return findings;
-    }
-    let mut references = References::new(&sections, beside, variable);
-    for (name, provider) in &mut config.providers {
-        if let Some(key) = &mut provider.api_key {
-            let field = FieldPath::of(["providers", name.as_str(), "api_key"]);
-            references.fill_secret(field, key, &mut findings);
-        }
-        let field = FieldPath::of(["providers", name.as_str(), "headers"]);
-        references.fill_headers(&field, &mut provider.headers, &mut findings);
-    }
-    if let Some(secret) = &mut config.webhooks.secret {
-        references.fill_secret(FieldPath::of(["webhooks", "secret"]), secret, &mut findings);
-    }
-    for (name, value) in &mut config.webhooks.headers {
-        let field = FieldPath::of(["webhooks", "headers", name.as_str()]);
-        references.fill_secret(field, value, &mut findings);
-    }
-    for (name, value) in &mut config.telemetry.headers {
-        let field = FieldPath::of(["telemetry", "headers", name.as_str()]);
-        references.fill_secret(field, value, &mut findings);
-    }
-    for (address, headers) in &mut config.peers.headers {
-        let field = FieldPath::of(["peers", "headers", address.as_str()]);
-        references.fill_headers(&field, headers, &mut findings);
-    }
-    for (name, tool) in &mut config.tools {
-        let field = FieldPath::of(["tools", name.as_str(), "headers"]);
-        references.fill_headers(&field, &mut tool.headers, &mut findings);
-    }
-    for (name, service) in &mut config.sandboxes {
-        let field = FieldPath::of(["sandboxes", name.as_str()]);
-        references.fill(field.then("url"), &mut service.url, &mut findings);
-        references.fill_headers(&field.then("headers"), &mut service.headers, &mut findings);
-    }
-    for (graph_id, agent) in &mut config.agents {
-        let top = FieldPath::of(["agents", graph_id.as_str()]);
-        references.fill_headers(&top.then("headers"), &mut agent.headers, &mut findings);
-        let list = top.then("subagents");
-        for (at, subagent) in agent.subagents.iter_mut().enumerate() {
-            let field = list.then(at).then("headers");
-            references.fill_headers(&field, &mut subagent.headers, &mut findings);
-        }
-    }
-    findings.extend(super::tenants::fill_in(config, &mut references));
-    findings.extend(super::mcp::fill_in(config, &mut references));
-    findings
-}
-
-fn check_sections(sections: &NamedEntries<SecretSection>) -> Vec<Diagnostic> {
+/// Returns what is wrong with the sections of secrets.
+pub(super) fn check_sections(sections: &NamedEntries<SecretSection>) -> Vec<Diagnostic> {
     let mut findings = vec![];
     for (name, section) in sections {
         let top = FieldPath::of(["secrets", name.as_str()]);

@@ -7,9 +7,9 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use url::Url;
 
-use super::check::{host_problem, origin_problem, provider_problems};
 use super::secrets::References;
 use super::sections::{NamedEntries, ProviderSection};
+use super::shared_checks::{host_problem, origin_problem, provider_problems};
 use super::{Config, PeersSection};
 use crate::definition::check::ValidationContext;
 use crate::definition::mcp::McpReference;

@@ -1,5 +1,5 @@
-//! The table of checkpoints: one row per step of an agent, with the writes of that step. Module `load` folds them to
-//! states.
+//! The table of checkpoints: one row per step of an agent, with the writes of that step. Module `state` folds them to
+//! states, `history` reads whole rows, `summary` their metadata, and `machine` restores machines.
 //!
 //! The history of an agent (a *lane*) is a tree, since a client can fork it at any checkpoint. Rows of a lane that
 //! follow one another without a fork are one *segment*, named by the seq of its first row. A checkpoint whose parent is
@@ -7,8 +7,10 @@
 //! the earlier rows of its segment, then those of the segment of the first row's parent, and so on: mostly a single
 //! range of an index. No state is ever stored.
 
-mod load;
+mod history;
 mod machine;
+mod state;
+mod summary;
 
 use const_format::concatcp;
 use futures::future::BoxFuture;
@@ -17,13 +19,14 @@ use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 #[cfg(test)]
-pub use load::history;
-pub use load::{
-    CheckpointSummary, HistoryQuery, LaterNewest, LaterSummary, NewestCheckpoint, Span, Visit, get, load_state,
-    load_summaries, load_summary, newest_later, newest_state, newest_summary, newest_summary_later, next_after, walk,
-};
+pub use history::history;
+pub use history::{HistoryQuery, LaterNewest, NewestCheckpoint, Visit, get, newest_later, next_after, walk};
 pub use machine::{
     input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
+};
+pub use state::{load_state, newest_state};
+pub use summary::{
+    CheckpointSummary, LaterSummary, load_summaries, load_summary, newest_summary, newest_summary_later,
 };
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
@@ -93,6 +96,19 @@ pub(super) fn cell<'a, I: ToString>(column: &'static str, checkpoint: &'a I) -> 
         column,
         id: checkpoint,
     }
+}
+
+/// A part of a lane: an inclusive range of numbers of the thread's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The thread.
+    pub thread: ThreadId,
+    /// The history.
+    pub lane: Lane,
+    /// The number of the oldest checkpoint.
+    pub first: i64,
+    /// The number of the newest one.
+    pub last: i64,
 }
 
 /// The columns of an [`Entry`].

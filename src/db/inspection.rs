@@ -8,6 +8,7 @@ use super::engine::{Engine, FileLock, check_file, check_new_file, is_in_memory, 
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::migration::{TableState, postgres_state, sqlite_state};
+use super::sealing::MASTER_IN_USE;
 use super::{DbLimits, RowAccess, mcp_logins, migration, postgres_checks, upgrade};
 use crate::domain::mcp_login::LoginStatus;
 
@@ -36,9 +37,6 @@ impl DatabaseState {
     }
 }
 
-/// Selects the name of a master key under which values are encrypted.
-const MASTER_KEY: &str = "select master from data_keys where wrapped is not null limit 1";
-
 /// Looks at the database at `url`. Nothing is migrated, and nothing that is created stays.
 ///
 /// # Errors
@@ -65,7 +63,7 @@ async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<DatabaseState
         raw_sql(statement).execute(&mut *tx).await?;
     }
     let master_key: Option<String> = match tables == TableState::Current {
-        true => query_scalar(MASTER_KEY).fetch_optional(&mut *tx).await?,
+        true => query_scalar(MASTER_IN_USE).fetch_optional(&mut *tx).await?,
         false => None,
     };
     tx.rollback().await?;
@@ -104,7 +102,7 @@ async fn inspect_sqlite(url: &str) -> DbResult<DatabaseState> {
     raw_sql("begin immediate").execute(&mut conn).await?;
     let tables = sqlite_state(&mut conn).await?;
     let master_key: Option<String> = match tables == TableState::Current {
-        true => query_scalar(MASTER_KEY).fetch_optional(&mut conn).await?,
+        true => query_scalar(MASTER_IN_USE).fetch_optional(&mut conn).await?,
         false => None,
     };
     raw_sql("rollback").execute(&mut conn).await?;

@@ -38,14 +38,16 @@ pub use usage::{LaterUsages, set_usage, usage, usages, usages_later, usages_with
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::engine::{Engine, LaneColumn, on_engine};
-use super::json::{ColumnRef, log_unreadable, unless_corrupt};
+use super::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
+use super::short_form::shorten;
 use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
+use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Lineage, Run, RunCaller, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
@@ -121,6 +123,12 @@ async fn encode_error(tx: &mut Tx<'_>, run: RunId, error: Option<&Failure>) -> D
     let Some(error) = error else { return Ok(None) };
     let sealer = tx.sealer_of_run(run).await?;
     sealer.encode(&cell("error", &run), error).map(Some)
+}
+
+/// Encodes the usage of a run.
+fn encode_usage(tx: &Tx<'_>, usage: &Usage) -> DbResult<String> {
+    let text = encode(usage)?;
+    Ok(if tx.shortens() { shorten(text) } else { text })
 }
 
 /// The key of the metadata of a run of a main agent with the id of its assistant, which the row has in a column.

@@ -44,31 +44,10 @@ pub const REPEATED_FAILURES: &str = "RepeatedFailuresMiddleware";
 /// Rules for tool calls.
 pub const PERMISSIONS: &str = "PermissionsMiddleware";
 
-/// A model chooses the tools that are offered.
-pub const TOOL_SELECTOR: &str = "LLMToolSelectorMiddleware";
-/// A model makes up the results of tools.
-pub const TOOL_EMULATOR: &str = "LLMToolEmulator";
-/// A model grades the work.
-pub const RUBRIC: &str = "RubricMiddleware";
 /// Calls that failed are made again.
 pub const TOOL_RETRY: &str = "ToolRetryMiddleware";
 /// Personal data is removed.
 pub const PII: &str = "PIIMiddleware";
-/// Old results are left out of requests.
-pub const CONTEXT_EDITING: &str = "ContextEditingMiddleware";
-
-/// The policies whose setting `model` is the name of a model.
-pub const WITH_MODEL: [&str; 3] = [TOOL_SELECTOR, TOOL_EMULATOR, RUBRIC];
-
-/// The policies with a setting that names a tool or tools of the agent, and the setting.
-pub const WITH_TOOLS: [(&str, &str); 6] = [
-    (TOOL_SELECTOR, "always_include"),
-    (TOOL_EMULATOR, "tools"),
-    (RUBRIC, "tools"),
-    (TOOL_CALLS, "tool"),
-    (TOOL_RETRY, "tools"),
-    (CONTEXT_EDITING, "exclude_tools"),
-];
 
 /// The settings that have another name in LangChain, which is understood as well: the policy, the name there, and the name
 /// here.

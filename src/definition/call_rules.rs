@@ -6,18 +6,16 @@
 
 use std::sync::Arc;
 
-use globset::{GlobBuilder, GlobMatcher};
+use globset::GlobMatcher;
 use serde_json::{Map, Value};
 
-use super::mcp::{LONGEST_NAME, before_digest, model_tool_name};
+use super::mcp::{LONGEST_NAME, before_digest};
+use super::patterns::{glob, is_pattern, tool_glob};
 use super::permission::{Permission, PermissionMode};
 use crate::domain::filter::canonical_number;
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
 use crate::domain::pattern::{Pattern, trunk};
-
-/// The maximum length of a pattern, in bytes.
-const LONGEST_PATTERN: usize = 1_000;
 
 /// The arguments of tools that are paths.
 pub(super) const PATH_ARGUMENTS: [&str; 9] = [
@@ -311,36 +309,6 @@ fn collect_inner_texts(value: &Value, into: &mut Vec<String>) {
         Value::Array(items) => items.iter().for_each(|item| collect_inner_texts(item, into)),
         Value::Object(fields) => fields.values().for_each(|inner| collect_inner_texts(inner, into)),
     }
-}
-
-/// Compiles a pattern.
-///
-/// # Errors
-/// Returns the reason if the pattern is invalid.
-pub(super) fn glob(pattern: &str, keeps_separators: bool) -> Result<GlobMatcher, String> {
-    if pattern.is_empty() || pattern.len() > LONGEST_PATTERN {
-        return Err(format!("it must have from 1 to {LONGEST_PATTERN} bytes"));
-    }
-    let glob = GlobBuilder::new(pattern).literal_separator(keeps_separators).build();
-    glob.map(|glob| glob.compile_matcher())
-        .map_err(|error| error.kind().to_string())
-}
-
-/// Compiles a pattern for the names of tools. Tools of an MCP server are `server/tool`.
-///
-/// # Errors
-/// As [`glob`].
-pub(super) fn tool_glob(pattern: &str) -> Result<GlobMatcher, String> {
-    let name = match pattern.split_once('/') {
-        Some((server, tool)) if is_pattern(pattern) => format!("{server}__{tool}"),
-        Some(_) | None => model_tool_name(pattern),
-    };
-    glob(&name, false)
-}
-
-/// Returns whether a text is a pattern and no name.
-pub(super) fn is_pattern(text: &str) -> bool {
-    text.contains(['*', '?', '[', '{', '\\'])
 }
 
 #[cfg(test)]

@@ -82,6 +82,19 @@ impl ValidationContext {
         let same = setting.map(|setting| format!(" with the same `{setting}`"));
         format!("`{name}` is listed twice{}", same.unwrap_or_default())
     }
+
+    /// Returns the model that a listed policy names, with the setting that does.
+    pub fn model_of<'a>(&self, policy: &'a Policy) -> Option<(&'static str, &'a str)> {
+        let setting = self.middleware.get(&policy.name)?.model_setting?;
+        Some((setting, policy.text(setting)?))
+    }
+
+    /// Returns the tools of the agent that a listed policy names, each with its place below `field`, that of the policy.
+    pub(super) fn tools_of<'a>(&self, policy: &'a Policy, field: &FieldPath) -> Vec<(FieldPath, &'a str)> {
+        let registered = self.middleware.get(&policy.name);
+        let setting = registered.and_then(|registered| registered.tools_setting);
+        setting.map(|setting| policy.names(setting, field)).unwrap_or_default()
+    }
 }
 
 /// The part of a registered policy that definitions have to know.
@@ -90,6 +103,10 @@ pub struct RegisteredPolicy {
     check: Option<Arc<CheckSettings>>,
     /// The setting by which several of its kind in one list differ.
     distinguished_by: Option<&'static str>,
+    /// The setting that is the name of a model.
+    model_setting: Option<&'static str>,
+    /// The setting that names a tool or tools of the agent.
+    tools_setting: Option<&'static str>,
     /// The tools that it contributes.
     tools: BTreeSet<String>,
 }
@@ -111,6 +128,24 @@ impl RegisteredPolicy {
     pub fn distinguished_by(self, setting: Option<&'static str>) -> Self {
         Self {
             distinguished_by: setting,
+            ..self
+        }
+    }
+
+    /// Sets the setting that is the name of a model.
+    #[must_use]
+    pub fn with_model_setting(self, setting: Option<&'static str>) -> Self {
+        Self {
+            model_setting: setting,
+            ..self
+        }
+    }
+
+    /// Sets the setting that names a tool or tools of the agent.
+    #[must_use]
+    pub fn with_tools_setting(self, setting: Option<&'static str>) -> Self {
+        Self {
+            tools_setting: setting,
             ..self
         }
     }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::builtins::{Builtin, SKILLS};
+use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::{AgentDefinition, Headers, ModelNames, Policy, SubagentDefinition, SummarizationRule};
 use crate::domain::name_patterns::matches;
@@ -38,13 +39,15 @@ impl ClientRules {
         }
     }
 
-    /// Returns a diagnostic for each name that `agent`, the definition of a client, must not use.
-    pub fn check(&self, agent: &AgentDefinition) -> Vec<Diagnostic> {
+    /// Returns a diagnostic for each name that `agent`, the definition of a client, must not use. The policies that it lists
+    /// are those of `context`.
+    pub fn check(&self, agent: &AgentDefinition, context: &ValidationContext) -> Vec<Diagnostic> {
         if !self.enabled {
             return vec![Diagnostic::error(FieldPath::default(), Self::DISABLED)];
         }
         let mut check = Check {
             rules: self,
+            context,
             findings: vec![],
         };
         check.agent(agent);
@@ -54,6 +57,7 @@ impl ClientRules {
 
 struct Check<'a> {
     rules: &'a ClientRules,
+    context: &'a ValidationContext,
     findings: Vec<Diagnostic>,
 }
 
@@ -142,8 +146,8 @@ impl Check<'_> {
     fn policies(&mut self, field: &FieldPath, policies: &[Policy]) {
         for (at, policy) in policies.iter().enumerate() {
             let field = field.then(at);
-            if let Some(model) = policy.model() {
-                self.model(&field.then("model"), model);
+            if let Some((setting, model)) = self.context.model_of(policy) {
+                self.model(&field.then(setting), model);
             }
             if !Builtin::is_listed(&policy.name) {
                 self.name(field, &policy.name, "tools");
@@ -183,11 +187,17 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::definition::check::RegisteredPolicy;
 
     fn refused(rules: &ClientRules, agent: Value) -> Vec<String> {
         let agent: AgentDefinition = serde_json::from_value(agent).expect("a definition");
+        let own = RegisteredPolicy::default().with_model_setting(Some("model"));
+        let context = ValidationContext {
+            middleware: [("Own".to_owned(), own)].into(),
+            ..ValidationContext::default()
+        };
         rules
-            .check(&agent)
+            .check(&agent, &context)
             .into_iter()
             .map(|finding| finding.field.to_string())
             .collect()
@@ -197,7 +207,8 @@ mod tests {
     fn every_field_that_names_a_tool_a_model_or_an_agent_is_looked_at() {
         let agent = json!({
             "model": "a:b", "tools": ["t", "s/*"], "skill_tools": ["t"], "summarization": {"model": "a:b"},
-            "middleware": ["Own", {"name": "SkillsMiddleware", "sources": ["/a"], "tools": ["t"]}, "TodoListMiddleware"],
+            "middleware": [{"name": "Own", "model": "a:b"},
+                {"name": "SkillsMiddleware", "sources": ["/a"], "tools": ["t"]}, "TodoListMiddleware"],
             "general_purpose_subagent": {"model": "a:b", "tools": ["t"], "middleware": ["Own"]},
             "subagents": [
                 {"name": "x", "model": "a:b", "tools": ["t"], "skill_tools": ["t"], "middleware": ["Own"],
@@ -217,6 +228,7 @@ mod tests {
             "tools[0]",
             "tools[1]",
             "skill_tools[0]",
+            "middleware[0].model",
             "middleware[0]",
             "middleware[1].tools[0]",
             "general_purpose_subagent.model",

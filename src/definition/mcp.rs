@@ -17,6 +17,7 @@ use super::read_access::check_read_access;
 use super::words::{address_problem, is_word};
 use super::{AfterCrash, AgentDefinition, Headers, OnError, ReadAccess, ToolServerDefinition, check_headers};
 use crate::domain::loopback::is_protected;
+use crate::domain::text_limits::first_chars;
 
 /// The longest name of a tool that every provider takes.
 pub(super) const LONGEST_NAME: usize = 64;
@@ -539,7 +540,7 @@ pub fn model_name(server: &str, tool: &str) -> String {
     }
     let digest = Sha256::digest(format!("{server}/{tool}"));
     let mark = hex::encode(&digest[..DIGEST_BYTES]);
-    let kept: String = name.chars().take(LONGEST_NAME - mark.len() - 1).collect();
+    let kept = first_chars(&name, LONGEST_NAME - mark.len() - 1);
     format!("{kept}_{mark}")
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::domain::media::{media_kind, media_type};
+use crate::domain::media::{MediaKind, media_kind, media_type};
 
 /// The media type of a file whose block names none.
 const PDF: &str = "application/pdf";
@@ -25,14 +25,12 @@ impl MediaInputs {
         let mime = media_type(block);
         let is = |beginning: &str| mime.is_some_and(|mime| mime.starts_with(beginning));
         let (is_taken, setting) = match kind {
-            "image" | "image_url" | "input_image" => (self.images, "image_inputs"),
-            "audio" | "input_audio" => (self.audio, "audio_inputs"),
-            _ if is("image/") => (self.images, "image_inputs"),
-            _ if is("audio/") => (self.audio, "audio_inputs"),
-            "file" | "document" | "input_file" | "media" if mime.is_none_or(|mime| mime == PDF) => {
-                (self.pdf, "pdf_inputs")
-            }
-            _ => return None,
+            MediaKind::Image => (self.images, "image_inputs"),
+            MediaKind::Audio => (self.audio, "audio_inputs"),
+            MediaKind::File | MediaKind::Video if is("image/") => (self.images, "image_inputs"),
+            MediaKind::File | MediaKind::Video if is("audio/") => (self.audio, "audio_inputs"),
+            MediaKind::File if mime.is_none_or(|mime| mime == PDF) => (self.pdf, "pdf_inputs"),
+            MediaKind::File | MediaKind::Video => return None,
         };
         (!is_taken).then(|| format!("the profile of the model has `{setting} = false`"))
     }

@@ -5,10 +5,11 @@
 //! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `read_access`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `summarization`, `workspace`, `sandbox_service`, `execute`, `source`, `remote` |
 //! | an agent with all that it has from its parent | `AgentSpec` in `agent` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
-//! | the checks and their messages | `check` and the `check` of each part; `words` for names and addresses; `read`, `strict` and `switch` for wrong shapes; `validate` for all of it |
+//! | the checks and their messages | `check` and the `check` of each part; `words` for names, addresses and paths; `read`, `strict` and `switch` for wrong shapes; `validate` for all of it |
 //! | several spellings of one meaning | `policy` (`resolved`), `inherit`, `profile` |
 //! | the spellings of other systems and of older times | `compat` |
-//! | stored definitions, and files beside them | `record`, `bundled_files` |
+//! | the rules for calls that permissions give, and their patterns | `call_rules`, `patterns` |
+//! | stored definitions, and files beside them | `record`, `bundled_files`, `named_sources` |
 //!
 //! A new field of agents and subagents is one entry in the lists of `agent`, is used where agents are built
 //! (`agent::assemble`, or the policy that it concerns) and is in the tables of `docs/agents.md` and
@@ -40,6 +41,8 @@ mod mcp_oauth;
 mod media_inputs;
 mod model_names;
 mod model_settings;
+mod named_sources;
+mod patterns;
 mod permission;
 mod policy;
 mod profile;

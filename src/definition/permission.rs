@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::call_rules::{glob, tool_glob};
 use super::diagnostic::{Diagnostic, FieldPath};
+use super::patterns::{glob, tool_glob};
+use super::words::path_problem;
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
 use crate::domain::pattern::{Pattern, trunk};
@@ -235,21 +236,6 @@ pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Diagno
         }
     }
     findings
-}
-
-/// Returns the reason why a text is no pattern for absolute paths.
-pub(super) fn path_problem(path: &str) -> Option<String> {
-    match Pattern::with_dots(path) {
-        _ if !path.starts_with('/') => Some(format!("`{path}` must begin with /")),
-        _ if path
-            .split('/')
-            .any(|part| matches!(part, ".." | ".") || part.starts_with('~')) =>
-        {
-            Some(format!("`{path}` must contain neither . nor .. nor ~"))
-        }
-        Ok(_) => None,
-        Err(why) => Some(format!("`{path}` is no pattern: {why}")),
-    }
 }
 
 /// Checks what a rule is about.

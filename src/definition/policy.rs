@@ -13,8 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::builtins::{
-    APPROVAL, ASK_USER, Builtin, ELSEWHERE, Listing, MEMORY, OTHER_NAMES, SKILLS, STORE, TODOS, UNTIL, WITH_MODEL,
-    WITH_TOOLS,
+    APPROVAL, ASK_USER, Builtin, ELSEWHERE, Listing, MEMORY, OTHER_NAMES, SKILLS, STORE, TODOS, UNTIL,
 };
 use super::check::{ValidationContext, check_model};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
@@ -41,22 +40,17 @@ impl Policy {
         }
     }
 
-    /// Returns the model that the settings name.
-    pub fn model(&self) -> Option<&str> {
-        let model = self
-            .settings
-            .get("model")
-            .filter(|_| WITH_MODEL.contains(&self.name.as_str()));
-        model.and_then(Value::as_str)
+    /// Returns the text in a setting.
+    pub fn text(&self, setting: &str) -> Option<&str> {
+        self.settings.get(setting).and_then(Value::as_str)
     }
 
-    /// Returns the tools of the agent that a setting names, each with its place below `field`, that of the policy.
-    pub(super) fn named_tools(&self, field: &FieldPath) -> Vec<(FieldPath, &str)> {
-        let setting = WITH_TOOLS.iter().find(|(policy, _)| *policy == self.name);
-        let named = setting.and_then(|(_, setting)| Some((field.then(*setting), self.settings.get(*setting)?)));
-        let Some((field, named)) = named else {
+    /// Returns the names in a setting, which is a text or a list, each with its place below `field`, that of the policy.
+    pub(super) fn names(&self, setting: &str, field: &FieldPath) -> Vec<(FieldPath, &str)> {
+        let Some(named) = self.settings.get(setting) else {
             return vec![];
         };
+        let field = field.then(setting);
         let all = named.as_array().into_iter().flatten().enumerate();
         let all = all.filter_map(|(at, name)| Some((field.then(at), name.as_str()?)));
         let one = named.as_str().map(|name| (field.clone(), name));
@@ -338,8 +332,9 @@ pub(super) fn check(
             findings.push(Diagnostic::error(field, problem));
         } else {
             findings.extend(check_settings(&field, policy, context));
-            let model = policy.model().into_iter();
-            findings.extend(model.flat_map(|model| check_model(&field.then("model"), model, context)));
+            if let Some((setting, model)) = context.model_of(policy) {
+                findings.extend(check_model(&field.then(setting), model, context));
+            }
             let is_given = given.iter().any(|(other, is_given)| *other == name && *is_given);
             if let Some(other) = Builtin::field(name).filter(|_| is_given) {
                 let message = format!("`{name}` is also given as the field `{other}`");

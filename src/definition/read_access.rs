@@ -1,7 +1,7 @@
 //! Checks what the calls of a tool may read.
 
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::permission::path_problem;
+use super::words::path_problem;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::read_access::ReadAccess;
 use crate::domain::state::is_private;

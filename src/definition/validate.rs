@@ -38,7 +38,7 @@ pub fn validate(graph_id: &str, mut body: Value, context: &ValidationContext) ->
         for finding in check_agent(graph_id, agent, context)
             .into_iter()
             .chain(check_origin(agent))
-            .chain(context.clients.check(agent))
+            .chain(context.clients.check(agent, context))
         {
             let field = reading.gaps.source_of(&finding.field);
             if !is_echo(&field, &reading.findings) {

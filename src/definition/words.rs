@@ -1,4 +1,6 @@
-//! Checks of single words and addresses.
+//! Checks of single words, addresses and patterns of paths.
+
+use crate::domain::pattern::Pattern;
 
 /// Returns the reason why `text` is not an address that can be called.
 pub fn address_problem(text: &str) -> Option<String> {
@@ -17,4 +19,19 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
         && word
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
+}
+
+/// Returns the reason why a text is no pattern for absolute paths.
+pub(super) fn path_problem(path: &str) -> Option<String> {
+    match Pattern::with_dots(path) {
+        _ if !path.starts_with('/') => Some(format!("`{path}` must begin with /")),
+        _ if path
+            .split('/')
+            .any(|part| matches!(part, ".." | ".") || part.starts_with('~')) =>
+        {
+            Some(format!("`{path}` must contain neither . nor .. nor ~"))
+        }
+        Ok(_) => None,
+        Err(why) => Some(format!("`{path}` is no pattern: {why}")),
+    }
 }

@@ -12,7 +12,6 @@ use super::headers::Headers;
 use super::id::{AssistantId, RunId, ThreadId};
 use super::limits::{Limits, Usage};
 use super::message::Message;
-use super::run::RunStatus;
 use super::state::{State, Update};
 use super::text_limits::cut_after;
 use super::time::Timestamp;
@@ -135,20 +134,6 @@ impl TaskStatus {
     /// Returns whether the status is reported to the parent: the task is over, or waits for a human.
     pub fn is_outcome(self) -> bool {
         self.is_final() || self == Self::Waiting
-    }
-}
-
-impl From<RunStatus> for TaskStatus {
-    /// Converts the status of a task's run.
-    fn from(status: RunStatus) -> Self {
-        match status {
-            RunStatus::Pending => Self::Pending,
-            RunStatus::Running => Self::Running,
-            RunStatus::Success => Self::Success,
-            RunStatus::Error => Self::Error,
-            RunStatus::Timeout => Self::Timeout,
-            RunStatus::Interrupted => Self::Cancelled,
-        }
     }
 }
 

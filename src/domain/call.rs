@@ -1,16 +1,15 @@
 //! Tool calls of the current step, and their status.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::failure::Failure;
 use super::id::RunId;
 use super::interrupt::ReviewAction;
 use super::item::ItemChange;
-use super::machine::Failure;
-use super::message::{Content, Message, Role, ToolCall, ToolStatus};
+use super::message::{Content, Message, Role, ToolCall, ToolStatus, answered_calls};
 use super::state::{State, Update};
 use super::stored;
 
@@ -167,7 +166,7 @@ pub fn edited_call(state: &State, id: &str) -> Option<ReviewAction> {
 /// Returns the calls of `answer` that have no result among the `later` messages. A call that could not be parsed gets
 /// an error result at once.
 pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &State) -> Vec<Call> {
-    let answered: BTreeSet<&str> = later.iter().filter_map(|message| message.answers()).collect();
+    let answered = answered_calls(later);
     let is_open = |id: &str| !answered.contains(id);
     let readable = answer
         .tool_calls()

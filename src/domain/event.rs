@@ -8,11 +8,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::checkpoint::{Entry, Lane};
+use super::checkpoint::Lane;
+use super::entry::Entry;
+use super::failure::Failure;
 use super::id::{CheckpointId, RunId, TaskId};
 use super::interrupt::Interrupt;
 use super::limits::Totals;
-use super::machine::Failure;
 use super::message::{Message, ToolCall};
 use super::run::{Run, RunStatus};
 use super::state::Update;

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::Invalid;
-use super::access::Ownership;
 use super::time::Timestamp;
 
 /// The longest name of a tenant, in characters.
@@ -340,6 +339,42 @@ impl Identity {
     /// Returns whether the caller has this role.
     pub fn has(&self, role: UserRole) -> bool {
         self.roles.contains(&role)
+    }
+}
+
+/// To whom a resource belongs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Ownership {
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The user; empty if the resource belongs to the tenant as a whole.
+    pub owner: UserId,
+}
+
+impl Ownership {
+    /// The word in the place of a tenant for what belongs to the server and is there for all tenants: the default
+    /// assistants. It is no valid name of a tenant.
+    const SERVER: &str = "*";
+
+    /// The ownership of what belongs to the server itself. All tenants can read it.
+    pub fn of_server() -> Self {
+        Self {
+            tenant: Tenant::stored(Self::SERVER.to_owned()),
+            owner: UserId::default(),
+        }
+    }
+
+    /// The ownership of what this identity creates.
+    pub fn of(identity: &Identity) -> Self {
+        Self {
+            tenant: identity.tenant.clone(),
+            owner: identity.user.clone(),
+        }
+    }
+
+    /// Returns whether the resource belongs to the server itself.
+    pub fn is_of_server(&self) -> bool {
+        self.tenant.as_str() == Self::SERVER
     }
 }
 

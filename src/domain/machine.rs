@@ -19,12 +19,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::call::{Call, CallStatus, DelegationResult, ToolOutput, pending_calls};
-use super::checkpoint::{CheckpointSource, Entry};
+use super::entry::{CheckpointSource, Entry};
 use super::id::{CheckpointId, InterruptId, RunId, StepBase, TaskId};
 use super::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 use super::stored;
+
+pub use super::failure::Failure;
 
 mod copied;
 mod external;
@@ -123,35 +125,6 @@ pub enum Phase {
     },
     /// The run is complete.
     Ended,
-}
-
-/// A failure that ends a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// The class, as clients know it (`GraphRecursionError`).
-    pub class: String,
-    /// The message, which may be shown to clients.
-    pub message: String,
-}
-
-impl Failure {
-    /// Creates a failure.
-    pub fn new(class: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            class: class.into(),
-            message: message.into(),
-        }
-    }
-
-    /// Creates the failure of a cancelled run.
-    pub fn cancelled() -> Self {
-        Self::new("UserInterrupt", "The run was cancelled by request.")
-    }
-
-    /// Returns the failure as the `error` of a task: `ToolError("it broke")`.
-    pub fn to_task_error(&self) -> String {
-        format!("{}({:?})", self.class, self.message)
-    }
 }
 
 /// The next action of the driver.

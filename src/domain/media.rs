@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::text_limits::first_chars;
+
 /// The keys under which a block holds its data.
 const DATA: [&str; 3] = ["base64", "data", "file_data"];
 /// The objects of a block that may hold its data or its name.
@@ -17,25 +19,35 @@ const HOLDERS: [&str; 7] = [
 /// The longest name of a file that is shown, in characters.
 const MAX_NAME_CHARS: usize = 200;
 
-/// Returns the type of a block of media; none for text and for other blocks.
-pub fn media_kind(block: &Value) -> Option<&str> {
-    let kind = block.get("type").and_then(Value::as_str)?;
-    let is_media = matches!(
-        kind,
-        "image"
-            | "image_url"
-            | "input_image"
-            | "file"
-            | "document"
-            | "input_file"
-            | "media"
-            | "audio"
-            | "input_audio"
-            | "video"
-            | "video_url"
-            | "input_video"
-    );
-    is_media.then_some(kind)
+/// The kinds of media.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MediaKind {
+    /// An image.
+    Image,
+    /// A file, such as a PDF.
+    File,
+    /// Audio.
+    Audio,
+    /// A video.
+    Video,
+}
+
+impl MediaKind {
+    /// Returns the kind of media in blocks of the type `kind`; none for text and other types.
+    pub fn of_type(kind: &str) -> Option<Self> {
+        match kind {
+            "image" | "image_url" | "input_image" => Some(Self::Image),
+            "file" | "document" | "input_file" | "media" => Some(Self::File),
+            "audio" | "input_audio" => Some(Self::Audio),
+            "video" | "video_url" | "input_video" => Some(Self::Video),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the kind of the media in a block; none for text and for other blocks.
+pub fn media_kind(block: &Value) -> Option<MediaKind> {
+    MediaKind::of_type(block.get("type").and_then(Value::as_str)?)
 }
 
 /// Returns the media type that a block states.
@@ -97,7 +109,7 @@ fn data_bytes(block: &Value) -> Option<usize> {
 /// Returns words for a block: its type, and the name, the media type and the size of its file.
 pub fn description(block: &Value) -> String {
     let kind = block.get("type").and_then(Value::as_str).unwrap_or("unknown");
-    let short = |text: &str| text.chars().take(MAX_NAME_CHARS).collect::<String>();
+    let short = |text: &str| first_chars(text, MAX_NAME_CHARS).to_owned();
     let name = file_name(block).map(|name| format!(" \"{}\"", short(name)));
     let facts = [
         media_type(block).map(short),
@@ -164,6 +176,9 @@ mod tests {
     fn text_is_no_media() {
         assert_eq!(media_kind(&json!({"type": "text", "text": "x"})), None);
         assert_eq!(media_kind(&json!("x")), None);
-        assert_eq!(media_kind(&json!({"type": "video", "base64": ""})), Some("video"));
+        assert_eq!(
+            media_kind(&json!({"type": "video", "base64": ""})),
+            Some(MediaKind::Video)
+        );
     }
 }

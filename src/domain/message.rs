@@ -3,7 +3,9 @@
 //! A message has one form everywhere: the dictionary that LangChain clients read and write (`type`, `content`,
 //! `tool_calls`, …). It is stored in that form, so no field gets lost.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -351,4 +353,9 @@ impl Message {
     pub fn is_human(&self) -> bool {
         matches!(self.role, Role::Human)
     }
+}
+
+/// Returns the ids of the calls that have results among these messages.
+pub fn answered_calls<'a>(messages: impl IntoIterator<Item = &'a Arc<Message>>) -> HashSet<&'a str> {
+    messages.into_iter().filter_map(|message| message.answers()).collect()
 }

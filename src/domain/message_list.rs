@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::media::{media_kind, placeholder};
-use super::message::{Content, Message, REMOVE_ALL, Role};
+use super::message::{Content, Message, REMOVE_ALL, Role, answered_calls};
 use super::message_index::MessageIndex;
 use super::size;
 
@@ -442,7 +442,7 @@ struct Found {
 
 /// Returns whether a call of the first `end` messages has no result.
 fn has_open_call(messages: &[Arc<Message>], end: usize) -> bool {
-    let answered: HashSet<&str> = messages.iter().filter_map(|message| message.answers()).collect();
+    let answered = answered_calls(messages);
     messages[..end].iter().any(|message| {
         let unreadable = message.invalid_tool_calls().iter();
         let unreadable = unreadable.filter_map(|call| call.id.as_deref());

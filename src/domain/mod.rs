@@ -5,6 +5,7 @@ use std::fmt;
 
 pub mod access;
 pub mod account;
+mod action;
 pub mod api_key;
 pub mod approvers;
 pub mod assistant;
@@ -21,7 +22,9 @@ pub mod context;
 pub mod cron;
 mod deflated;
 pub mod delivery;
+mod entry;
 pub mod event;
+mod failure;
 pub mod field;
 pub mod field_path;
 pub mod file_content;

@@ -8,9 +8,9 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use super::access::{Action, Ownership, ResourceFacts};
+use super::action::Action;
 use super::filter::MetadataFilter;
-use super::identity::{Identity, UserId};
+use super::identity::{Identity, Ownership, UserId};
 use super::tenant_agents::TenantAgents;
 
 /// A condition on a resource of the caller's tenant, or of the server.
@@ -162,6 +162,40 @@ impl Ruling {
             permits: self.permits,
             forbids: RowCondition::any([self.forbids, reading.forbids]),
         }
+    }
+}
+
+/// The facts about a resource on which a decision depends.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ResourceFacts {
+    /// The owner and the tenant.
+    pub ownership: Ownership,
+    /// Its metadata, for sharing. Empty for kinds that cannot be shared.
+    pub metadata: Map<String, Value>,
+    /// True if the resource is an interrupt that is assigned to the caller.
+    pub is_assigned: bool,
+    /// The metadata of the threads above the thread of a background task, if policies may ask for them.
+    pub above: Vec<Map<String, Value>>,
+    /// True if some of the metadata cannot be read, or are gone.
+    pub is_unreadable: bool,
+    /// The `graph_id` of the agent, if the resource is an assistant.
+    pub graph_id: Option<String>,
+}
+
+impl ResourceFacts {
+    /// Returns whether the resource meets the condition of what policies forbid. What they forbid on a thread, they forbid
+    /// on the threads of its background tasks, too. Metadata that cannot be read may be any.
+    pub fn is_forbidden_by(&self, forbids: &RowCondition) -> bool {
+        let graph_id = self.graph_id.as_deref();
+        let is_met = |metadata: &Map<String, Value>| forbids.is_met(&self.ownership, metadata, graph_id);
+        let may_be_met = self.is_unreadable && forbids.asks_metadata();
+        may_be_met || is_met(&self.metadata) || self.above.iter().any(is_met)
+    }
+
+    /// Returns whether the resource certainly meets the condition of what policies permit.
+    pub fn is_permitted_by(&self, permits: &RowCondition) -> bool {
+        let is_known = !self.is_unreadable || !permits.asks_metadata();
+        is_known && permits.is_met(&self.ownership, &self.metadata, self.graph_id.as_deref())
     }
 }
 

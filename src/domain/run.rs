@@ -7,11 +7,11 @@ use serde_json::{Map, Value};
 
 use super::access::Ownership;
 use super::account::RunQueue;
-use super::background::TaskLineage;
+use super::background::{TaskLineage, TaskStatus};
+use super::failure::Failure;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, DefinitionDigest, InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use super::identity::{Credential, Identity, Tenant, UserId, UserRole};
-use super::machine::Failure;
 use super::message::Message;
 use super::run_config::{configurable, configurable_mut};
 use super::stored;
@@ -166,6 +166,20 @@ pub enum RunStatus {
     Timeout,
     /// The run was cancelled.
     Interrupted,
+}
+
+impl From<RunStatus> for TaskStatus {
+    /// Converts the status of a task's run.
+    fn from(status: RunStatus) -> Self {
+        match status {
+            RunStatus::Pending => Self::Pending,
+            RunStatus::Running => Self::Running,
+            RunStatus::Success => Self::Success,
+            RunStatus::Error => Self::Error,
+            RunStatus::Timeout => Self::Timeout,
+            RunStatus::Interrupted => Self::Cancelled,
+        }
+    }
 }
 
 impl RunStatus {

@@ -6,7 +6,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::Invalid;
-use super::machine::Failure;
+use super::failure::Failure;
 use super::message::Message;
 use super::size::{self, SizeLimits};
 use super::state::{State, Update};

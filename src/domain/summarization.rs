@@ -13,6 +13,7 @@ use super::message::{Message, Role};
 use super::path::{file_name, numbered};
 use super::state::{File, State};
 use super::stored::is_default;
+use super::text_limits::first_chars;
 
 /// The private field with the last [`SummarizationEvent`].
 pub const EVENT: &str = "_summarization_event";
@@ -180,7 +181,7 @@ fn with_shorter_arguments(message: &Message, most: u32) -> Option<Message> {
         let values = tool_calls.iter_mut().flat_map(|call| call.args.values_mut());
         for value in values.filter(|value| is_long(value)) {
             let text = value.as_str().unwrap_or_default();
-            let head: String = text.chars().take(ARGUMENT_CHARS).collect();
+            let head = first_chars(text, ARGUMENT_CHARS);
             *value = format!("{head}… [shortened, of {} characters]", text.chars().count()).into();
         }
     }
@@ -248,7 +249,7 @@ pub fn shortened(message: &Message, path: &str) -> Message {
         "" => "The rest is not available.".to_owned(),
         path => format!("All of it is in the file {path}: read it in parts with read_file, or search it with grep."),
     };
-    let head: String = text.chars().take(SHORTENED_CHARS).collect();
+    let head = first_chars(&text, SHORTENED_CHARS);
     let tail: String = text.chars().skip(count.saturating_sub(SHORTENED_CHARS)).collect();
     let notice = format!(
         "This text of {count} characters is too long to be shown whole. {place}\n\nIts beginning:\n{head}\n\nIts end:\n{tail}"

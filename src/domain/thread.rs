@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::access::Ownership;
+use super::failure::Failure;
 use super::id::ThreadId;
-use super::machine::Failure;
 use super::time::Timestamp;
 
 /// A conversation: an identity with metadata. Its state and history are its checkpoints.

@@ -17,7 +17,7 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
 
 use super::open_answers::OpenAnswers;
-use crate::domain::checkpoint::Lane;
+use super::slot::{Slot, SlotContent};
 use crate::domain::event::Event;
 use crate::domain::id::RunId;
 
@@ -63,28 +63,6 @@ struct RingBuffer {
     begun: OpenAnswers,
     /// The time of the last events of another process, if the newest ones are of another process.
     followed: Option<Instant>,
-}
-
-/// An event in memory, with its number.
-pub(super) struct Slot {
-    pub(super) seq: i64,
-    pub(super) content: SlotContent,
-}
-
-/// The content of a slot.
-pub(super) enum SlotContent {
-    /// An event that is being stored.
-    Reserved,
-    /// An event that another process has stored: readers read it from the database. It may end the answers of an agent.
-    Stored(Option<Lane>),
-    /// A visible event.
-    Visible(Arc<Event>),
-}
-
-impl Slot {
-    fn is_reserved(&self) -> bool {
-        matches!(self.content, SlotContent::Reserved)
-    }
 }
 
 /// The part of the log that memory has for a reader.

@@ -36,6 +36,7 @@ mod open_answers;
 mod page;
 mod poll;
 mod run_sequence;
+mod slot;
 mod tail;
 mod thread_tail;
 

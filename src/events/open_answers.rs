@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::log::SlotContent;
+use super::slot::SlotContent;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{AnswerHead, Chunk, Delta, Event, EventBody, Fact};
 use crate::domain::id::RunId;

@@ -128,13 +128,14 @@ pub(super) async fn load(
         None => api.runs.plan_on(&thread_found),
     };
     let cursor = entries.last().filter(|_| is_cut).map(|entry| entry.origin.id);
-    let context = Some(HistoryContext {
+    let context = HistoryContext {
         thread: thread_found,
         child,
         run_notes,
         stopped_at,
         interrupts,
-    });
+    };
+    let context = Some(context.with_calls_of(&entries));
     let bytes = entries.iter().map(|entry| entry.bytes).sum();
     Ok(HistoryPage {
         context,

@@ -12,7 +12,7 @@ use crate::definition::{Diagnostic, FieldPath, MAX_EXPIRY_S, builtins};
 use crate::domain::call::ToolOutput;
 use crate::domain::interrupt::{ASK_USER, Expiry, Question, QuestionKind};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::schema::Schema;
+use crate::domain::schema::{Schema, can_be_embedded};
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
@@ -204,16 +204,7 @@ impl UserQuestion {
 
 /// Returns the reason why a schema cannot be part of the schema of the answers.
 fn schema_problem(schema: &Value) -> Option<String> {
-    fn refers(schema: &Value) -> bool {
-        match schema {
-            Value::Object(fields) => fields
-                .iter()
-                .any(|(name, field)| name.starts_with('$') || refers(field)),
-            Value::Array(items) => items.iter().any(refers),
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
-        }
-    }
-    if refers(schema) {
+    if !can_be_embedded(schema) {
         return Some("its `schema` must be without `$ref` and other keys that begin with $".to_owned());
     }
     let error = Schema::compile(schema).err()?;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::summarization::{tokens_of_arguments, tokens_of_message};
 use super::{MOST_NAMES, Middleware, ModelAnswer, NextModel, read_settings};
 use crate::definition::mcp::ToolNames;
-use crate::definition::{Diagnostic, FieldPath, builtins};
+use crate::definition::{Diagnostic, FieldPath};
 use crate::domain::message::{Content, Message, Role, ToolCall};
 use crate::model::ModelRequest;
 use crate::tool::Halt;
@@ -66,7 +66,7 @@ impl From<ContextEditingSettings> for ContextEditing {
 #[async_trait]
 impl Middleware for ContextEditing {
     fn name(&self) -> &str {
-        builtins::CONTEXT_EDITING
+        "ContextEditingMiddleware"
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
@@ -84,6 +84,10 @@ impl Middleware for ContextEditing {
             return Err(findings);
         }
         Ok(Some(Arc::new(Self::from(settings))))
+    }
+
+    fn tools_setting(&self) -> Option<&'static str> {
+        Some("exclude_tools")
     }
 
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {

@@ -15,7 +15,6 @@
 //! no access to the driver, the journal or the database.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -28,7 +27,7 @@ use crate::domain::call::{ToolOutput, edited_call};
 use crate::domain::graph::Field;
 use crate::domain::interrupt::Question;
 use crate::domain::machine::{Failure, HookPoint, Jump};
-use crate::domain::message::{Message, ToolCall};
+use crate::domain::message::{Message, ToolCall, answered_calls};
 use crate::domain::remembered::RememberedDecision;
 use crate::domain::state::{State, Update};
 use crate::domain::state_size::StateSize;
@@ -86,6 +85,18 @@ pub trait Middleware: Send + Sync {
     /// Returns the setting by which several of this middleware in one list differ; `None` if it can be listed once.
     /// Then the configured ones have different names.
     fn distinguished_by(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns the setting that is the name of a model, which [`AgentParts::model_named`] finds; `None` if no setting is.
+    /// The checks of definitions read it.
+    fn model_setting(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns the setting that names a tool or tools of the agent; `None` if no setting does. The checks of definitions
+    /// warn of tools that the agent lacks.
+    fn tools_setting(&self) -> Option<&'static str> {
         None
     }
 
@@ -370,7 +381,7 @@ pub fn open_calls(state: &State) -> Vec<Cow<'_, ToolCall>> {
     let Some((answer, later)) = state.messages.last_answer() else {
         return vec![];
     };
-    let answered: BTreeSet<&str> = later.iter().filter_map(|message| message.answers()).collect();
+    let answered = answered_calls(later);
     let calls = answer.tool_calls().iter();
     calls
         .filter(|call| !answered.contains(call.id.as_str()))
@@ -452,6 +463,34 @@ mod tests {
     use crate::domain::item::template::NamespaceTemplate;
     use crate::domain::message::{Role, ToolStatus};
     use crate::tool::files::StateFiles;
+
+    #[test]
+    fn listed_middleware_says_which_settings_name_models_and_tools() {
+        let all = listed();
+        let models = all.iter().filter_map(|one| Some((one.name(), one.model_setting()?)));
+        let models: Vec<(&str, &str)> = models.collect();
+        assert_eq!(
+            models,
+            [
+                ("LLMToolSelectorMiddleware", "model"),
+                ("LLMToolEmulator", "model"),
+                ("RubricMiddleware", "model"),
+            ]
+        );
+        let tools = all.iter().filter_map(|one| Some((one.name(), one.tools_setting()?)));
+        let tools: Vec<(&str, &str)> = tools.collect();
+        assert_eq!(
+            tools,
+            [
+                ("ContextEditingMiddleware", "exclude_tools"),
+                ("ToolCallLimitMiddleware", "tool"),
+                ("ToolRetryMiddleware", "tools"),
+                ("LLMToolSelectorMiddleware", "always_include"),
+                ("LLMToolEmulator", "tools"),
+                ("RubricMiddleware", "tools"),
+            ]
+        );
+    }
 
     #[test]
     fn middleware_adds_the_tools_that_the_table_of_definitions_names() {

@@ -15,7 +15,7 @@ use super::{Middleware, ModelAnswer, NextModel};
 use crate::definition::builtins;
 use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;
-use crate::domain::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
+use crate::domain::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus, answered_calls};
 use crate::domain::message_list::MessageList;
 use crate::domain::state::State;
 use crate::model::ModelRequest;
@@ -162,7 +162,7 @@ impl<'a> Turn<'a> {
     /// Returns the calls that failed.
     fn failed(&self) -> HashSet<CallKey<'a>> {
         let errors = self.results.iter().filter(|message| is_error(message));
-        let ids: HashSet<&str> = errors.filter_map(|message| message.answers()).collect();
+        let ids = answered_calls(errors);
         let calls = self.answer.tool_calls().iter();
         calls
             .filter(|call| ids.contains(call.id.as_str()))

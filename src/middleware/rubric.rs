@@ -126,7 +126,7 @@ enum GradingOutcome {
 #[async_trait]
 impl Middleware for Rubric {
     fn name(&self) -> &str {
-        builtins::RUBRIC
+        "RubricMiddleware"
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
@@ -140,6 +140,14 @@ impl Middleware for Rubric {
             settings,
             model: None,
         })))
+    }
+
+    fn model_setting(&self) -> Option<&'static str> {
+        Some("model")
+    }
+
+    fn tools_setting(&self) -> Option<&'static str> {
+        Some("tools")
     }
 
     fn for_agent(&self, parts: &AgentParts<'_>) -> Option<Arc<dyn Middleware>> {

@@ -17,7 +17,7 @@ use super::{AgentParts, HookResult, Middleware, ModelAnswer, NextModel, instance
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, builtins};
 use crate::domain::machine::{Failure, HookPoint, Jump};
-use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::message::{Message, ToolCall, ToolStatus, answered_calls};
 use crate::domain::state::{RUN_TOOL_CALLS, State, THREAD_TOOL_CALLS, Update};
 use crate::model::ModelRequest;
 use crate::tool::{Halt, Scope};
@@ -95,6 +95,10 @@ impl Middleware for ToolCallLimit {
         Some("tool")
     }
 
+    fn tools_setting(&self) -> Option<&'static str> {
+        Some("tool")
+    }
+
     fn for_agent(&self, parts: &AgentParts<'_>) -> Option<Arc<dyn Middleware>> {
         Some(Arc::new(Self {
             answer_tools: parts.answer_tools.to_vec(),
@@ -134,9 +138,8 @@ impl Middleware for ToolCallLimit {
 impl ToolCallLimit {
     /// Counts the calls of an answer, and adds results for those that go beyond the limit.
     fn admit(&self, state: &State, agent: &str, answer: &mut ModelAnswer) {
-        let results = answer.extra.messages.iter();
-        let results = results.filter_map(|message| message.answers());
-        let answered: BTreeSet<String> = results.map(str::to_owned).collect();
+        let answered = answered_calls(&answer.extra.messages).into_iter();
+        let answered: BTreeSet<String> = answered.map(str::to_owned).collect();
         let calls: Vec<ToolCall> = answer.message.tool_calls().to_vec();
         let counted: Vec<&ToolCall> = calls
             .iter()

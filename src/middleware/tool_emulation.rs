@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::model_call::ask_model;
 use super::{AgentParts, MOST_NAMES, Middleware, MiddlewareModel, NextCall, read_settings};
 use crate::definition::mcp::ToolNames;
-use crate::definition::{Diagnostic, FieldPath, SystemPrompt, builtins};
+use crate::definition::{Diagnostic, FieldPath, SystemPrompt};
 use crate::domain::call::ToolOutput;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::model::ModelRequest;
@@ -41,7 +41,7 @@ struct ToolEmulationSettings {
 #[async_trait]
 impl Middleware for ToolEmulation {
     fn name(&self) -> &str {
-        builtins::TOOL_EMULATOR
+        "LLMToolEmulator"
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
@@ -55,6 +55,14 @@ impl Middleware for ToolEmulation {
             settings,
             ..Self::default()
         })))
+    }
+
+    fn model_setting(&self) -> Option<&'static str> {
+        Some("model")
+    }
+
+    fn tools_setting(&self) -> Option<&'static str> {
+        Some("tools")
     }
 
     fn for_agent(&self, parts: &AgentParts<'_>) -> Option<Arc<dyn Middleware>> {

@@ -99,6 +99,10 @@ impl Middleware for ToolRetry {
         })))
     }
 
+    fn tools_setting(&self) -> Option<&'static str> {
+        Some("tools")
+    }
+
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
         if !self.tools.is_empty() && !self.tools.contains(&call.name) {
             return next.call(call).await;

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::forced_call::ForcedCall;
 use super::{AgentParts, MOST_NAMES, Middleware, MiddlewareModel, ModelAnswer, NextModel, read_settings};
 use crate::definition::mcp::ToolNames;
-use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, builtins};
+use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES};
 use crate::domain::machine::Failure;
 use crate::domain::message::Message;
 use crate::domain::state::{State, Update};
@@ -88,7 +88,7 @@ enum OnNoSelection {
 #[async_trait]
 impl Middleware for ToolSelection {
     fn name(&self) -> &str {
-        builtins::TOOL_SELECTOR
+        "LLMToolSelectorMiddleware"
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
@@ -114,6 +114,14 @@ impl Middleware for ToolSelection {
             settings,
             ..Self::default()
         })))
+    }
+
+    fn model_setting(&self) -> Option<&'static str> {
+        Some("model")
+    }
+
+    fn tools_setting(&self) -> Option<&'static str> {
+        Some("always_include")
     }
 
     fn for_agent(&self, parts: &AgentParts<'_>) -> Option<Arc<dyn Middleware>> {

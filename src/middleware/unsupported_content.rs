@@ -10,13 +10,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::{Middleware, MiddlewareModel, ModelAnswer, NextModel};
+use super::{Middleware, ModelAnswer, NextModel};
 use crate::definition::{MediaInputs, builtins};
 use crate::domain::machine::Failure;
-use crate::domain::media::{media_kind, placeholder};
+use crate::domain::media::{MediaKind, media_kind, placeholder};
 use crate::domain::message::{Content, Message, Role};
 use crate::domain::state::{State, Update};
-use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
+use crate::model::{CONTEXT_OVERFLOW, Model, ModelError, ModelRequest};
 use crate::tool::Halt;
 
 /// The private field with the messages whose media the provider has refused: the failure's class by message id.
@@ -24,24 +24,37 @@ const REFUSED: &str = "_refused_content";
 /// The reason for media that the provider has refused.
 const BY_PROVIDER: &str = "the provider of the model refused it";
 
+/// A model, and the media that it takes as its profile says.
+pub struct ModelWithInputs {
+    /// The model.
+    pub model: Arc<dyn Model>,
+    /// The media.
+    pub inputs: MediaInputs,
+}
+
+impl ModelWithInputs {
+    /// Returns the reason why the model cannot take a block.
+    fn refusal(&self, block: &Value) -> Option<String> {
+        self.inputs.refusal(block).or_else(|| self.model.refusal(block))
+    }
+}
+
 /// The middleware.
 pub struct UnsupportedContent {
-    model: MiddlewareModel,
-    /// The media that each of the models takes.
-    inputs: Vec<MediaInputs>,
+    models: Vec<ModelWithInputs>,
 }
 
 impl UnsupportedContent {
-    /// Creates the middleware for an agent with these models, each of which takes these media.
-    pub fn new(model: MiddlewareModel, inputs: Vec<MediaInputs>) -> Self {
-        Self { model, inputs }
+    /// Creates the middleware for an agent with these models that can be used.
+    pub fn new(models: impl IntoIterator<Item = ModelWithInputs>) -> Self {
+        Self {
+            models: models.into_iter().collect(),
+        }
     }
 
     /// Returns the reason why none of the models can take a block, which is that of the first one.
     fn refusal(&self, block: &Value) -> Option<String> {
-        let models = self.model.models().iter().zip(&self.inputs);
-        let usable = models.filter_map(|(own, inputs)| Some((own.model.as_ref().ok()?, inputs)));
-        let mut reasons = usable.map(|(model, inputs)| inputs.refusal(block).or_else(|| model.refusal(block)));
+        let mut reasons = self.models.iter().map(|model| model.refusal(block));
         let first = reasons.next()??;
         reasons.all(|reason| reason.is_some()).then_some(first)
     }
@@ -149,7 +162,7 @@ fn new_media(messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
 /// Returns the results of tools before the last answer of the model that have files or audio. Earlier releases did not
 /// send these, so that the provider may not have taken them before.
 fn earlier_files(messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
-    let is_file = |kind: &str| !matches!(kind, "image" | "image_url" | "input_image");
+    let is_file = |kind: MediaKind| kind != MediaKind::Image;
     let earlier = messages[..after_last_answer(messages)].iter();
     let results = earlier.filter(|message| message.answers().is_some() && has_media(message, is_file));
     results.cloned().collect()
@@ -161,8 +174,8 @@ fn after_last_answer(messages: &[Arc<Message>]) -> usize {
     last.map_or(0, |at| at + 1)
 }
 
-/// Returns whether a message has media of a type that `is_meant`.
-fn has_media(message: &Message, is_meant: impl Fn(&str) -> bool) -> bool {
+/// Returns whether a message has media of a kind that `is_meant`.
+fn has_media(message: &Message, is_meant: impl Fn(MediaKind) -> bool) -> bool {
     match &message.content {
         Content::Text(_) => false,
         Content::Blocks(blocks) => blocks.iter().filter_map(media_kind).any(is_meant),

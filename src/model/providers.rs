@@ -33,7 +33,7 @@ mod caching;
 mod chat_body;
 mod chat_frames;
 mod chat_markers;
-mod content;
+pub(super) mod content;
 mod embedding;
 mod errors;
 mod file_names;
@@ -441,11 +441,6 @@ impl fmt::Debug for Providers {
             .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
-}
-
-/// Returns the reason why no provider supports a content block of a human message; none if one may support it.
-pub(super) fn refusal(block: &serde_json::Value) -> Option<String> {
-    content::human_block(block).err()
 }
 
 /// Splits a name into provider and model. Well-known model families are recognised without the provider.

@@ -30,13 +30,16 @@ use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{Model, ModelError, ModelEvent, ModelRequest, providers};
+use super::providers::content::refusal;
+use super::{Model, ModelError, ModelEvent, ModelRequest};
 use crate::domain::message::{InvalidToolCall, Message, Role, ToolCall};
 
+pub mod answer;
 pub mod demo;
 pub mod plan;
 
-use plan::{Planned, PlannedCall, PlannedFailure, ScriptedAnswer, ScriptedStep, plan};
+use answer::{PlannedCall, ScriptedAnswer};
+use plan::{Planned, PlannedFailure, ScriptedStep, plan};
 
 /// The name of the provider.
 pub const PROVIDER: &str = "scripted";
@@ -94,7 +97,7 @@ impl Model for Scripted {
     }
 
     fn refusal(&self, block: &Value) -> Option<String> {
-        providers::refusal(block)
+        refusal(block)
     }
 
     fn max_input_tokens(&self) -> Option<u64> {

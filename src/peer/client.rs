@@ -19,6 +19,7 @@ use crate::definition::Headers;
 use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::json_limits::read_foreign;
+use crate::domain::text_limits::first_chars;
 use crate::domain::trace::SpanContext;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 use crate::net;
@@ -460,7 +461,7 @@ impl Peer {
         }
         PeerError::Refused {
             status,
-            message: message.chars().take(MAX_ERROR_CHARS).collect(),
+            message: first_chars(&message, MAX_ERROR_CHARS).to_owned(),
         }
     }
 }

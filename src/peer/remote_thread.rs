@@ -14,6 +14,7 @@ use crate::domain::limits::Usage;
 use crate::domain::machine::END;
 use crate::domain::run::RunStatus;
 use crate::domain::state::{State, Update};
+use crate::domain::text_limits::first_chars;
 
 /// The pauses between attempts and between polls.
 pub(super) const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(200), Duration::from_secs(5));
@@ -430,7 +431,7 @@ fn has_late_answer(thread: &PeerThread) -> bool {
 /// Returns the error of the first task that has failed.
 fn task_error(state: &PeerState) -> Option<String> {
     let error = state.tasks.iter().find_map(|task| task.error.as_ref()?.as_str())?;
-    Some(error.chars().take(MAX_ERROR_CHARS).collect())
+    Some(first_chars(error, MAX_ERROR_CHARS).to_owned())
 }
 
 /// Returns the reason why the last run of a thread failed, if the thread states it.
@@ -443,7 +444,7 @@ pub(super) fn failure(thread: &PeerThread) -> Option<String> {
         error.get("message").and_then(text),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
-    (!parts.is_empty()).then(|| parts.join(": ").chars().take(MAX_ERROR_CHARS).collect())
+    (!parts.is_empty()).then(|| first_chars(&parts.join(": "), MAX_ERROR_CHARS).to_owned())
 }
 
 /// Adds the result or the questions of a completed run to its snapshot.
@@ -487,7 +488,7 @@ fn with_result(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
     // One extra character, to detect that the text was truncated.
     let result = final_state
         .conclusion()
-        .map(|text| text.chars().take(MAX_RESULT_CHARS + 1).collect());
+        .map(|text| first_chars(&text, MAX_RESULT_CHARS + 1).to_owned());
     let mut media = final_state.media();
     if size(&media) > MAX_KEPT_BYTES {
         media = vec![

@@ -402,7 +402,7 @@ impl Registry {
             severity: Severity::Warning,
             ..finding
         });
-        let misused = validation_context.clients.check(definition);
+        let misused = validation_context.clients.check(definition, &validation_context);
         check_agent(graph_id, definition, &validation_context)
             .into_iter()
             .chain(misused)

@@ -26,7 +26,8 @@ from ._call import (
     update,
 )
 from ._reader import ReadError, RunReader
-from ._tool import Tool, tool
+from ._sources import tool
+from ._tool import Tool
 
 __all__ = [
     "App",

@@ -19,7 +19,8 @@ from urllib.parse import unquote
 from ._call import Execution, Suspended, ToolContext, ToolError, answer_of
 from ._reader import reader_of
 from ._results import Results, StoredResults
-from ._tool import THREADS, Tool, bound, tools_of
+from ._sources import tools_of
+from ._tool import THREADS, Tool, bound
 
 VERSION = 1
 LOG = logging.getLogger("adjutant_tools")

@@ -9,6 +9,7 @@ use crate::client::decisions::{self, ActionRequest};
 use crate::client::error::{ClientError, ClientResult};
 use crate::client::escape;
 use crate::client::resources::{interrupts, text};
+use crate::domain::text_limits::first_chars;
 
 /// The number of lines of arguments that are shown at once.
 const MAX_ARGUMENT_LINES: usize = 24;
@@ -362,7 +363,7 @@ fn short(args: &Value) -> String {
     let mut lines: Vec<String> = vec![];
     let mut is_cut = false;
     for line in text.lines().take(MAX_ARGUMENT_LINES) {
-        let short: String = line.chars().take(MAX_ARGUMENT_CHARS).collect();
+        let short = first_chars(line, MAX_ARGUMENT_CHARS);
         let is_long = short.len() < line.len();
         is_cut |= is_long;
         lines.push(if is_long {

@@ -12,6 +12,7 @@ use super::event::{EventAgent, FrameKind, Outcome, RunSummary, ThreadFrame};
 use crate::client::resources::{runs, threads};
 use crate::client::table::cut;
 use crate::client::{escape, resources};
+use crate::domain::text_limits::first_chars;
 
 /// The longest line that is kept, in bytes; a longer one is broken.
 const MAX_LINE_BYTES: usize = 16 * 1024;
@@ -368,7 +369,8 @@ impl View {
         });
         let colour = COLOURS.get(number % COLOURS.len()).copied().unwrap_or(BOLD);
         let indent = "  ".repeat(source.path.len().saturating_sub(1).min(8));
-        let label: String = escape::line(&name).chars().take(40).collect();
+        let label = escape::line(&name);
+        let label = first_chars(&label, 40);
         format!("{indent}{} ", self.paint(colour, &format!("{label} │")))
     }
 

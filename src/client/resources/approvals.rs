@@ -9,6 +9,7 @@ use crate::client::escape;
 use crate::client::output::{self, fields, print_list};
 use crate::client::table::Table;
 use crate::config::client::ApprovalsCommand;
+use crate::domain::text_limits::first_chars;
 
 /// The number of characters that are shown of the condition of a decision.
 const MAX_CONDITION_CHARS: usize = 400;
@@ -74,7 +75,7 @@ pub(in crate::client) fn page(approvals: &[Value]) -> String {
 fn arguments(approval: &Value) -> String {
     match text(approval, "for") {
         all if all.is_empty() => "any".to_owned(),
-        condition => condition.chars().take(MAX_CONDITION_CHARS).collect(),
+        condition => first_chars(&condition, MAX_CONDITION_CHARS).to_owned(),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::client::output::{self, fields, print_list, print_one};
 use crate::client::table::Table;
 use crate::client::{escape, is_interactive};
 use crate::config::client::{OutputFormat, ThreadsCommand};
+use crate::domain::text_limits::first_chars;
 use crate::domain::time::Clock;
 
 /// The number of messages that a page shows.
@@ -113,7 +114,7 @@ pub(in crate::client) fn table(threads: &[Value]) -> Table {
             text(thread, "status"),
             text(&thread["metadata"], "graph_id"),
             time(thread, "updated_at"),
-            content_text(&thread["extracted"]["first"]).chars().take(200).collect(),
+            first_chars(&content_text(&thread["extracted"]["first"]), 200).to_owned(),
         ]);
     }
     table

@@ -4,8 +4,7 @@ use const_format::concatcp;
 use sqlx::query;
 
 use super::below::WITH_TREE;
-use super::encode_error;
-use super::usage::encode_usage;
+use super::{encode_error, encode_usage};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx, blobs};
 use crate::domain::id::{RunId, ThreadId};

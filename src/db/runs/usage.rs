@@ -6,11 +6,10 @@ use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
-use super::TABLE;
 use super::children::SAVE;
+use super::{TABLE, encode_usage};
 use crate::db::engine::on_engine;
-use crate::db::json::{ColumnRef, encode};
-use crate::db::short_form::shorten;
+use crate::db::json::ColumnRef;
 use crate::db::statement::LaterRows;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
@@ -19,12 +18,6 @@ use crate::domain::limits::Usage;
 /// The end of a query for the usage of each run in the tree of run `$1`. Only the runs below it are in the index of trees.
 const OF_TREE: &str = "run_id = $1 and depth = 0 and usage is not null \
     union all select run_id, usage from runs where root_id = $1 and depth > 0 and usage is not null";
-
-/// Returns the usage of a run as its row has it.
-pub(super) fn encode_usage(tx: &Tx<'_>, usage: &Usage) -> DbResult<String> {
-    let text = encode(usage)?;
-    Ok(if tx.shortens() { shorten(text) } else { text })
-}
 
 /// Sets the usage of a run, on behalf of run `by` of the main agent, so that [`restore_children`](super::restore_children)
 /// can undo it.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::super::builtins::APPROVAL;
 use super::super::mcp::McpReference;
 use super::super::{
-    AgentDefinition, FieldPath, Permission, Policy, SubagentDefinition, SubagentMode, Workspace, call_rules, inherit,
+    AgentDefinition, FieldPath, Permission, Policy, SubagentDefinition, SubagentMode, Workspace, inherit, patterns,
     permission, policy, suggestion,
 };
 use super::{Check, is_among, is_known_tool, toolset};
@@ -96,7 +96,7 @@ impl Check<'_> {
     /// policies are never reported: an agent may also inherit these.
     fn tools_of_policies(&mut self, list: &FieldPath, policies: &[Policy], tools: &BTreeSet<&str>) {
         for (at, policy) in policies.iter().enumerate() {
-            for (field, tool) in policy.named_tools(&list.then(at)) {
+            for (field, tool) in self.context.tools_of(policy, &list.then(at)) {
                 let mut registered = self.context.middleware.values();
                 if is_among(tool, tools) || registered.any(|other| other.tools.contains(tool)) {
                     continue;
@@ -113,7 +113,7 @@ impl Check<'_> {
         for (at, permission) in permissions.iter().enumerate() {
             for (number, tool) in permission.tools.iter().enumerate() {
                 let is_server = McpReference::read(tool).is_some_and(|one| one.problem(&self.servers).is_none());
-                if call_rules::is_pattern(tool) || is_server || is_known_tool(tool, self.context) {
+                if patterns::is_pattern(tool) || is_server || is_known_tool(tool, self.context) {
                     continue;
                 }
                 let known = suggestion(tool, self.context.tools.iter().map(String::as_str), "declared are");

@@ -232,10 +232,19 @@ fn what_nobody_can_hand_down_or_block_is_refused() {
 
 #[test]
 fn a_policy_that_names_a_tool_which_the_agent_lacks_is_reported() {
-    let with_settings = || RegisteredPolicy::new(|_| Some(vec![]));
+    let with_setting = |setting| RegisteredPolicy::new(|_| Some(vec![])).with_tools_setting(Some(setting));
+    let settings = [
+        ("LLMToolSelectorMiddleware", "always_include"),
+        ("LLMToolEmulator", "tools"),
+        ("RubricMiddleware", "tools"),
+        ("ToolCallLimitMiddleware", "tool"),
+        ("ToolRetryMiddleware", "tools"),
+        ("ContextEditingMiddleware", "exclude_tools"),
+    ];
     let own = RegisteredPolicy::default().with_tools(["own_tool".to_owned()]);
-    let mut middleware: BTreeMap<String, RegisteredPolicy> =
-        WITH_TOOLS.map(|(name, _)| (name.to_owned(), with_settings())).into();
+    let mut middleware: BTreeMap<String, RegisteredPolicy> = settings
+        .map(|(name, setting)| (name.to_owned(), with_setting(setting)))
+        .into();
     middleware.insert("Own".to_owned(), own);
     let context = ValidationContext {
         middleware,

@@ -4,6 +4,7 @@ use super::*;
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::machine::Machine;
 use crate::domain::message::{Message, Role, ToolCall};
+use crate::domain::state::Update;
 
 fn plan() -> Plan {
     let names = |point: HookPoint| vec![format!("A.{}", point.word())];

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::log::{Slot, SlotContent};
 use super::super::open_answers::ends_answers;
+use super::super::slot::{Slot, SlotContent};
 use crate::db::{ChunkRange, LiveAddress};
 use crate::domain::event::{AgentWork, AnswerHead, Chunk, Delta, Event, EventBody, Origin};
 use crate::domain::id::{RunId, ThreadId};

@@ -17,7 +17,7 @@ use crate::domain::run::{Lineage, RunRequest, RunStatus};
 use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 use crate::events::Events;
-use crate::events::log::{Slot, SlotContent};
+use crate::events::slot::{Slot, SlotContent};
 
 /// The time limit for events that must arrive at once.
 const PATIENCE: Duration = Duration::from_secs(10);

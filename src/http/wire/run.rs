@@ -18,7 +18,7 @@ use crate::domain::run_config::{CONFIGURABLE, ContextConflict, configurable, mir
 use crate::domain::time::Timestamp;
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
-use crate::http::stream::StreamMode;
+use crate::http::stream::v1::mode::StreamMode;
 use crate::runtime::{AssistantRef, NewRun, Resolution, Target};
 
 mod command;

@@ -1,6 +1,6 @@
 //! States and histories on the wire.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
@@ -15,7 +15,7 @@ use super::interrupt::brief;
 use super::values::Values;
 use crate::db::checkpoints::CheckpointSummary;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
-use crate::domain::checkpoint::CheckpointSource;
+use crate::domain::checkpoint::{CheckpointSource, Lane};
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::machine::{Failure, Plan, Position, START, TOOLS};
 use crate::domain::run::{MAX_DELEGATIONS, Run, namespace_text};
@@ -130,6 +130,39 @@ pub struct HistoryContext {
 }
 
 impl HistoryContext {
+    /// Gives the interrupts of subagents the tasks of the completed calls among `entries` that have delegated to them. The
+    /// subagents of a call whose tool is called again have tasks of their own, whose ids are derived from that of the call.
+    #[must_use]
+    pub fn with_calls_of(mut self, entries: &[HistoryEntry]) -> Self {
+        let own = self.child.as_ref().map_or(Lane::Main, |child| Lane::Child(child.id));
+        let of_subagents = self.interrupts.iter().filter(|(_, record)| record.lane != own);
+        let mut unknown: HashSet<TaskId> = of_subagents.map(|(task, _)| *task).collect();
+        if unknown.is_empty() {
+            return self;
+        }
+        let steps = entries.iter().filter_map(|entry| entry.completed.as_ref());
+        let steps = steps.filter(|step| step.node == TOOLS);
+        let calls = steps.flat_map(|step| (0..step.results.len()).map(move |at| step.base.task(TOOLS, at)));
+        let calls: Vec<TaskId> = calls.collect();
+        for call in &calls {
+            unknown.remove(call);
+        }
+        let mut callers: HashMap<TaskId, TaskId> = HashMap::new();
+        for call in calls {
+            if unknown.is_empty() {
+                break;
+            }
+            let delegations = (0..MAX_DELEGATIONS).map(|number| TaskId::of_delegation(call, number));
+            callers.extend(delegations.filter(|task| unknown.remove(task)).map(|task| (task, call)));
+        }
+        for (task, _) in &mut self.interrupts {
+            if let Some(call) = callers.get(&*task) {
+                *task = *call;
+            }
+        }
+        self
+    }
+
     /// Creates the view of a checkpoint. `plan` and `agent_name` are those of the thread's agent.
     pub fn view(&self, entry: HistoryEntry, plan: Option<&Plan>, agent_name: &str) -> StateView {
         let id = entry.origin.id;
@@ -165,17 +198,12 @@ impl HistoryContext {
     /// The tasks of a completed step.
     fn finished_tasks(&self, step: CompletedStep) -> Vec<TaskView> {
         let CompletedStep { node, base, results } = step;
-        let delegates = node == TOOLS && !self.interrupts.is_empty();
         let view = |(at, result): (usize, Option<Box<RawValue>>)| {
             let id = base.task(&node, at);
-            let mut tasks = vec![id];
-            if delegates {
-                tasks.extend((0..MAX_DELEGATIONS).map(|number| TaskId::of_delegation(id, number)));
-            }
             let interrupts = self
                 .interrupts
                 .iter()
-                .filter(|(task, _)| tasks.contains(task))
+                .filter(|(task, _)| *task == id)
                 .map(|(_, record)| brief(&record.interrupt));
             TaskView {
                 result,

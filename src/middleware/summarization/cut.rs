@@ -1,10 +1,9 @@
 //! The place where a conversation is cut: between what is summarised and what is kept.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::length::tokens_of_message;
-use crate::domain::message::Message;
+use crate::domain::message::{Message, answered_calls};
 
 /// The newest part of a conversation that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +52,7 @@ pub(super) fn cut(
 /// Returns the index of the last answer, if one of its calls has no result.
 fn open_answer(messages: &[Arc<Message>]) -> Option<usize> {
     let at = messages.iter().rposition(|message| message.is_ai())?;
-    let later = messages[at + 1..].iter();
-    let answered: BTreeSet<&str> = later.filter_map(|message| message.answers()).collect();
+    let answered = answered_calls(&messages[at + 1..]);
     let mut calls = messages[at].tool_calls().iter();
     calls.any(|call| !answered.contains(call.id.as_str())).then_some(at)
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::domain::media::file_name;
 use crate::domain::message::{Content, Message, Role};
+use crate::domain::text_limits::first_chars;
 
 /// The instructions for the summary.
 pub(super) const PROMPT: &str = "The transcript below is the older part of a conversation between a user and an agent \
@@ -206,7 +207,7 @@ pub(super) fn clipped(text: &str, most: usize) -> String {
         return text.to_owned();
     }
     let tail_chars = most / 4;
-    let head: String = text.chars().take(most - tail_chars).collect();
+    let head = first_chars(text, most - tail_chars);
     let tail: String = text.chars().skip(count - tail_chars).collect();
     format!("{head} [{} characters left out] {tail}", count - most)
 }

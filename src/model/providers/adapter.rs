@@ -81,7 +81,7 @@ where
     }
 
     fn refusal(&self, block: &Value) -> Option<String> {
-        content::human_block(block).err()
+        content::refusal(block)
     }
 
     async fn ask(

@@ -19,9 +19,6 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::request;
 use crate::model::{ModelError, ModelRequest, ToolSpec};
 
-/// The instructions that rig-core gets in place of the real ones.
-pub(super) const STAND_IN: &str = "instructions";
-
 /// The maximum number of lists of tools that are kept for one model.
 const MAX_LISTS: usize = 8;
 
@@ -219,6 +216,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::providers::request::STAND_IN;
 
     fn tool(name: &str) -> Arc<ToolSpec> {
         Arc::new(ToolSpec {

@@ -7,13 +7,16 @@ use rig_core::message::{
 use serde_json::{Value, json};
 
 use super::file_names::TITLE;
-use crate::domain::media::{description, file_name, media_type};
+use crate::domain::media::{MediaKind, description, file_name, media_type};
 use crate::domain::message::Content;
 use crate::model::ModelError;
 
 /// The text for a human message without any. rig-core would leave out the message, and the model would be asked
 /// to go on with its own answer, which some providers refuse.
 const EMPTY_MESSAGE: &str = "(empty message)";
+
+/// The types of blocks that are sent as text.
+const TEXT_TYPES: [&str; 4] = ["text", "input_text", "output_text", "text-plain"];
 
 /// Converts the content of a human message. A block of an unknown type is an error that names it: without the block the
 /// model would answer another question. Blank content is sent as [`EMPTY_MESSAGE`]; rig-core leaves out blank texts
@@ -75,8 +78,13 @@ fn tool_block(block: &Value, attached: &mut Vec<UserContent>) -> ToolResultConte
     }
 }
 
+/// Returns the reason why no provider supports a content block of a human message; none if one may support it.
+pub(in crate::model) fn refusal(block: &Value) -> Option<String> {
+    human_block(block).err()
+}
+
 /// Converts one block, or returns the reason why it cannot be sent.
-pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
+fn human_block(block: &Value) -> Result<UserContent, String> {
     if let Value::String(text) = block {
         return Ok(UserContent::text(text.as_str()));
     }
@@ -84,14 +92,12 @@ pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
         .get("type")
         .and_then(Value::as_str)
         .unwrap_or(if block.get("text").is_some() { "text" } else { "" });
-    let known = match kind {
-        "text" | "input_text" | "output_text" | "text-plain" => {
-            block.get("text").and_then(Value::as_str).map(UserContent::text)
-        }
-        "image" | "image_url" | "input_image" => image(block),
-        "file" | "document" | "input_file" | "media" => file(block),
-        "audio" | "input_audio" => audio(block),
-        _ => None,
+    let known = match MediaKind::of_type(kind) {
+        Some(MediaKind::Image) => image(block),
+        Some(MediaKind::File) => file(block),
+        Some(MediaKind::Audio) => audio(block),
+        None if TEXT_TYPES.contains(&kind) => block.get("text").and_then(Value::as_str).map(UserContent::text),
+        Some(MediaKind::Video) | None => None,
     };
     let sent = known.ok_or_else(|| match media_type(block).filter(|_| !kind.is_empty()) {
         Some(mime) => {

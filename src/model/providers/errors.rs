@@ -9,6 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
 use super::bounded::SizeExceeded;
+use crate::domain::text_limits::first_chars;
 use crate::model::ModelError;
 use crate::net::retry_after;
 
@@ -206,9 +207,9 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 fn sanitized(text: &str, key: Option<&SecretString>) -> String {
-    let text: String = text.chars().take(MAX_MESSAGE_CHARS).collect();
+    let text = first_chars(text, MAX_MESSAGE_CHARS);
     match key.map(ExposeSecret::expose_secret).filter(|key| !key.is_empty()) {
         Some(key) => text.replace(key, "[key]"),
-        None => text,
+        None => text.to_owned(),
     }
 }

@@ -9,12 +9,14 @@ use rig_core::message::{
 };
 use serde_json::{Map, Value, json};
 
-use super::chat_body::STAND_IN;
 use super::separators::Separator;
 use super::{Protocol, content, native};
 use crate::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
+
+/// The instructions that rig-core gets in place of the real ones, which `chat_body` sets.
+pub(super) const STAND_IN: &str = "instructions";
 
 /// Builds rig-core's request. A `separator` is inserted between consecutive messages of the user. In chat
 /// completions, of OpenAI and of Ollama, the instructions and the tools have stand-ins, see [`super::chat_body`].

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::plan::{PlannedCall, ScriptedAnswer};
+use super::answer::{PlannedCall, ScriptedAnswer};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::domain::text_limits::cut_after;
 use crate::model::ToolSpec;

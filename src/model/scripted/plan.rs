@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::answer::{PlannedCall, ScriptedAnswer};
 use super::demo::demo;
 use crate::domain::message::{Message, Role};
 use crate::domain::summarization::SUMMARIZED_ANSWERS;
+use crate::domain::text_limits::first_chars;
 use crate::model::ModelRequest;
 
 /// The maximum pause of a script, since a paused run occupies a worker slot.
@@ -35,34 +37,6 @@ pub enum ScriptedStep {
     },
 }
 
-/// The content of an answer and its timing.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct ScriptedAnswer {
-    /// The text.
-    pub text: String,
-    /// The calls, in order.
-    pub calls: Vec<PlannedCall>,
-    /// The size of a piece in characters; `None` means words.
-    pub chunk: Option<usize>,
-    /// The pause before the first piece.
-    pub first: Duration,
-    /// The pause between two pieces.
-    pub delay: Duration,
-    /// True if the answer is cut off after its first piece.
-    pub drop: bool,
-}
-
-/// A tool call to make.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PlannedCall {
-    /// The id; generated if absent.
-    pub id: Option<String>,
-    /// The tool.
-    pub name: String,
-    /// The arguments as text: usually JSON, but a script may send anything.
-    pub args: String,
-}
-
 /// A step that fails a number of times before it is played.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedFailure {
@@ -76,27 +50,6 @@ pub struct PlannedFailure {
     pub status: u16,
     /// The provider's `retry-after`.
     pub retry_after: Option<Duration>,
-}
-
-impl ScriptedAnswer {
-    /// Creates an answer of text alone.
-    pub fn text(text: impl Into<String>) -> Self {
-        Self {
-            text: text.into(),
-            ..Self::default()
-        }
-    }
-}
-
-impl PlannedCall {
-    /// Creates a call whose id is generated later.
-    pub fn new(name: impl Into<String>, args: &Value) -> Self {
-        Self {
-            id: None,
-            name: name.into(),
-            args: args.to_string(),
-        }
-    }
 }
 
 /// Chooses the reaction to a request. `is_demo` selects the demonstration if there is no script.
@@ -159,7 +112,7 @@ fn scripted(script: &Value, turns: usize, text: &str, request: &ModelRequest) ->
         .and_then(Value::as_u64)
         .filter(|times| *times > 0)
         .map(|times| PlannedFailure {
-            script: text.chars().take(2000).collect(),
+            script: first_chars(text, 2000).to_owned(),
             step: index,
             times,
             status: status(step.get("status")),

@@ -23,6 +23,7 @@ use super::oauth::AccessTokens;
 use super::request_headers::{PROTOCOL, add_request_headers};
 use super::signals::{Signals, abandoned};
 use crate::domain::json_limits::read_foreign;
+use crate::domain::text_limits::first_chars;
 use crate::model::pieces::{PieceLimits, PieceReader};
 use crate::net::sse::Frames;
 use crate::tool::remote::without_secrets;
@@ -346,7 +347,7 @@ impl Server {
             return self.receive(ServerJsonRpcMessage::Error(error)).await;
         }
         let body = without_secrets(String::from_utf8_lossy(&body).into_owned(), &self.address.headers);
-        let excerpt: String = body.chars().take(MAX_ERROR_CHARS).collect();
+        let excerpt = first_chars(&body, MAX_ERROR_CHARS);
         let problem = format!("it answered with status {}: {excerpt}", status.as_u16());
         Err(ConnectionError::InvalidAnswer(problem))
     }

@@ -17,6 +17,7 @@ use crate::domain::access::Ownership;
 use crate::domain::backoff::Backoff;
 use crate::domain::event::TOOL_PROGRESS;
 use crate::domain::json_size::json_size;
+use crate::domain::text_limits::first_chars;
 use crate::tool::ProgressSink;
 
 /// The name of the event with a line of the log.
@@ -86,17 +87,17 @@ impl LogLine {
 /// Returns the beginning of a text in an object.
 fn text_of(params: &Value, name: &str, max_chars: usize) -> Option<String> {
     let text = params.get(name).and_then(Value::as_str);
-    text.map(|text| text.chars().take(max_chars).collect())
+    text.map(|text| first_chars(text, max_chars).to_owned())
 }
 
 /// Returns the data of a line. Of long ones only the beginning is kept, as text.
 fn shortened(data: &Value) -> Value {
     match data {
-        Value::String(text) => text.chars().take(MAX_CHARS).collect::<String>().into(),
+        Value::String(text) => first_chars(text, MAX_CHARS).into(),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
             match json_size(data, MAX_CHARS) {
                 Some(_) => data.clone(),
-                None => data.to_string().chars().take(MAX_CHARS).collect::<String>().into(),
+                None => first_chars(&data.to_string(), MAX_CHARS).into(),
             }
         }
     }

@@ -30,6 +30,7 @@ use crate::domain::Invalid;
 use crate::domain::backoff::Backoff;
 use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
+use crate::domain::text_limits::first_chars;
 use crate::tool::remote;
 
 /// The pauses before a reconnection.
@@ -392,7 +393,7 @@ impl McpServer {
 
     /// Returns the failure of what needs its tools. The reason continues the sentence after its name.
     fn unavailable(&self, reason: &str) -> Failure {
-        let reason: String = reason.chars().take(MAX_REASON_CHARS).collect();
+        let reason = first_chars(reason, MAX_REASON_CHARS);
         Failure::new("McpConnectionError", format!("the MCP server `{}` {reason}", self.name))
     }
 

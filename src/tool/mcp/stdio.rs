@@ -23,6 +23,7 @@ use super::inbox::Inbox;
 use super::message;
 use super::signals::{Signals, abandoned, note_call};
 use super::{McpLimits, SpawnServer};
+use crate::domain::text_limits::first_chars;
 
 /// The maximum number of messages that the program has not read yet.
 const MAX_UNREAD: usize = 64;
@@ -198,7 +199,7 @@ async fn log_lines(name: String, mut stderr: Lines<ChildStderr>, signals: Arc<Si
     let log = async {
         while let Some(line) = stderr.next(|| {}).await {
             let text = String::from_utf8_lossy(&line);
-            let line: String = text.trim_end().chars().take(MAX_LOGGED_CHARS).collect();
+            let line = first_chars(text.trim_end(), MAX_LOGGED_CHARS);
             tracing::debug!(server = name, line, "standard error of an MCP server");
         }
     };

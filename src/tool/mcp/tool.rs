@@ -21,6 +21,7 @@ use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
 use crate::domain::schema::Schema;
 use crate::domain::state::State;
+use crate::domain::text_limits::first_chars;
 use crate::domain::trace::{SpanContext, SpanData, SpanKind};
 use crate::model::ToolSpec;
 use crate::tool::read_access::CallToken;
@@ -79,7 +80,7 @@ impl McpTool {
         let description = text("description").or(text("title")).or(title).unwrap_or(name);
         let spec = Arc::new(ToolSpec {
             name: mcp::model_name(&server.name, name),
-            description: description.chars().take(MAX_DESCRIPTION_CHARS).collect(),
+            description: first_chars(description, MAX_DESCRIPTION_CHARS).to_owned(),
             parameters,
         });
         let check = ArgumentCheck::new(&spec);

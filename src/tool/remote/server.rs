@@ -27,6 +27,7 @@ use crate::domain::call::ToolOutput;
 use crate::domain::json_limits::read_foreign;
 use crate::domain::message::ToolCall;
 use crate::domain::state::State;
+use crate::domain::text_limits::first_chars;
 use crate::model::ToolSpec;
 use crate::model::pieces::{PieceLimits, PieceReader};
 use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
@@ -333,7 +334,7 @@ impl ToolService {
         };
         let address = self.address(Some(&listed.name)).map_err(|error| error.reason)?;
         let definition = ToolDefinition {
-            description: description.chars().take(MAX_DESCRIPTION_CHARS).collect(),
+            description: first_chars(description, MAX_DESCRIPTION_CHARS).to_owned(),
             url: address.into(),
             parameters: listed.parameters,
             headers: Headers(own.headers.0.clone()),

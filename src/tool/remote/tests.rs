@@ -8,10 +8,13 @@ use axum::routing::post;
 use serde_json::Map;
 use tokio::net::TcpListener;
 
+use super::answer::MAX_ERROR_CHARS;
 use super::*;
 use crate::definition::ToolKind;
+use crate::domain::call::ToolOutput;
+use crate::domain::message::{Message, Role, ToolStatus};
 use crate::domain::time::Timestamp;
-use crate::tool::ProgressEvent;
+use crate::tool::{Delegation, ProgressEvent};
 
 fn definition(url: String) -> ToolDefinition {
     // The other addresses answer, however busy the machine is.

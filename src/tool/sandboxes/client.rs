@@ -15,6 +15,7 @@ use crate::definition::SandboxServiceDefinition;
 use crate::domain::Invalid;
 use crate::domain::id::SandboxId;
 use crate::domain::json_limits::read_foreign;
+use crate::domain::text_limits::first_chars;
 use crate::model::pieces::{PieceError, PieceReader};
 use crate::net::describe_error;
 use crate::tool::remote::server::ServiceLimits;
@@ -360,7 +361,7 @@ pub(super) async fn refusal(reader: &mut PieceReader) -> SandboxError {
 
 /// Returns a text of the service for a model: bounded, and in one line.
 pub(super) fn plain(text: &str) -> String {
-    let text = text.chars().take(MAX_MESSAGE_CHARS);
+    let text = first_chars(text, MAX_MESSAGE_CHARS).chars();
     text.map(|letter| if letter.is_control() { ' ' } else { letter })
         .collect()
 }

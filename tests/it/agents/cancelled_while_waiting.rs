@@ -5,27 +5,14 @@ use serde_json::{Value, json};
 
 use crate::support::actors::Run;
 use crate::support::{
-    Human, TestServer, eventually, lookup, mail, on_both_engines, on_postgres, script, task, transcript,
+    Human, TestServer, eventually, lookup, mail, mailer, on_both_engines, on_postgres, script, task, transcript,
+    two_mailers,
 };
-
-fn mailer(call: &str, id: &str, to: &str) -> Value {
-    task(
-        call,
-        "mailer",
-        script().calls(mail(id, to)).says(&format!("{to} knows")),
-    )
-}
 
 /// Starts a run of which two mailers wait for a human.
 async fn two_wait(server: &TestServer) -> (Human, Run) {
     let alice = server.human("agent").await;
-    let run = alice
-        .asks(
-            script()
-                .calls_all([mailer("t1", "m1", "ann"), mailer("t2", "m2", "bob")])
-                .says("done"),
-        )
-        .await;
+    let run = alice.asks(script().calls_all(two_mailers()).says("done")).await;
     run.finishes().await;
     assert_eq!(alice.questions().await.len(), 2);
     (alice, run)

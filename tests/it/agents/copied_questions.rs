@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use super::branches::{APART, leaves_a_branch};
 use crate::support::viewer::Viewer;
-use crate::support::{Human, TestServer, approval, eventually, lookup, mail, on_both_engines, script, task};
+use crate::support::{
+    Human, TestServer, approval, eventually, lookup, mail, on_both_engines, script, task, two_mailers,
+};
 
 on_both_engines! {
     a_question_can_be_answered_in_a_copy_at_once,
@@ -213,12 +215,7 @@ async fn the_tree_of_agents_of_a_copy_shows_who_waits_there(server: TestServer) 
 
 async fn what_has_been_answered_is_not_done_again_in_a_copy(server: TestServer) {
     let alice = server.human("agent").await;
-    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
-    let calls = [
-        task("t1", "mailer", mailer("m1", "ann")),
-        task("t2", "mailer", mailer("m2", "bob")),
-    ];
-    alice.says(script().calls_all(calls).says("done")).await;
+    alice.says(script().calls_all(two_mailers()).says("done")).await;
     is_copied(&alice, 2).await;
     let questions = alice.questions().await;
     let first = questions

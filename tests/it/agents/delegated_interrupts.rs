@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::support::actors::Question;
 use crate::support::sse::Frame;
-use crate::support::{Human, TestServer, approval, call, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, approval, call, lookup, mail, mailer, on_both_engines, script, task};
 
 /// An agent whose subagents ask, delegate, and have a tool that fails them.
 pub(crate) const BRITTLE: &str = r#"
@@ -37,14 +37,13 @@ fn fail_hard() -> Value {
 }
 
 /// Returns the script of an agent that runs two mailers and a researcher in parallel.
-fn two_mailers() -> String {
-    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
+fn two_mailers_and_a_researcher() -> String {
     let research = script().calls(lookup("c1", "x")).says("it is x");
     script()
         .calls_all([
-            task("t1", "mailer", mailer("m1", "ann")),
+            mailer("t1", "m1", "ann"),
             task("t2", "researcher", research),
-            task("t3", "mailer", mailer("m2", "bob")),
+            mailer("t3", "m2", "bob"),
         ])
         .says("all done")
         .to_string()
@@ -143,7 +142,7 @@ async fn a_rejection_inside_a_subagent_is_a_result_for_the_subagent_only(server:
 
 async fn parallel_subagents_are_answered_together(server: TestServer) {
     let alice = server.human("agent").await;
-    let values = alice.says(two_mailers()).await;
+    let values = alice.says(two_mailers_and_a_researcher()).await;
     assert_eq!(values["__interrupt__"].as_array().map(Vec::len), Some(2), "{values}");
     let state = alice.state().await;
     assert_eq!(state["next"], json!(["tools", "tools"]));
@@ -159,7 +158,7 @@ async fn parallel_subagents_are_answered_together(server: TestServer) {
 
 async fn one_of_two_questions_can_be_answered_alone(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     let [ann, bob] = both(&alice).await;
     alice.approves(&bob).await.finishes().await;
     assert_eq!(alice.status().await.as_str(), "interrupted");
@@ -174,7 +173,7 @@ async fn one_of_two_questions_can_be_answered_alone(server: TestServer) {
 
 async fn the_run_that_answers_one_of_two_questions_reports_the_other(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     let [ann, bob] = both(&alice).await;
     let modes = ["values", "updates", "tasks"];
     let more = json!({"stream_mode": modes, "stream_subgraphs": true, "stream_resumable": true});
@@ -195,7 +194,7 @@ async fn the_run_that_answers_one_of_two_questions_reports_the_other(server: Tes
 
 async fn waiting_for_a_run_returns_the_questions_that_stay_open(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     let [ann, bob] = both(&alice).await;
     let waits = async |mut body: Value| {
         body["assistant_id"] = json!("agent");
@@ -216,7 +215,7 @@ async fn waiting_for_a_run_returns_the_questions_that_stay_open(server: TestServ
 
 async fn a_question_that_is_answered_meanwhile_is_not_reported(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     let [ann, bob] = both(&alice).await;
     server.tools.hold("send_email");
     let stream = alice
@@ -240,7 +239,7 @@ async fn a_list_answers_the_questions_in_the_order_in_which_they_were_asked(serv
         json!([[no], [yes]]),
     ] {
         let alice = server.human("agent").await;
-        alice.says(two_mailers()).await;
+        alice.says(two_mailers_and_a_researcher()).await;
         let [_, second] = both(&alice).await;
         let before = server.tools.calls_of("send_email").len();
         let wrong = alice.tries_to_resume(json!([yes])).await.refused(422);
@@ -266,7 +265,7 @@ async fn a_list_answers_the_questions_in_the_order_in_which_they_were_asked(serv
 
 async fn an_ambiguous_answer_is_refused_with_the_ids_of_the_interrupts(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     let questions = both(&alice).await;
     let reply = alice.tries_to_resume(approval()).await;
     assert!(matches!(reply.status, 400..500), "{reply:?}");
@@ -278,7 +277,7 @@ async fn an_ambiguous_answer_is_refused_with_the_ids_of_the_interrupts(server: T
 
 async fn an_invalid_answer_stores_neither_of_two_answers(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     let questions = both(&alice).await;
     let [ann, bob] = &questions;
     let answers = json!({ann.id(): approval(), bob.id(): {"decisions": []}});
@@ -289,7 +288,7 @@ async fn an_invalid_answer_stores_neither_of_two_answers(server: TestServer) {
 
 async fn interrupts_can_be_resolved_one_after_the_other(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     let [ann, bob] = both(&alice).await;
     let first = alice.resolves(&ann, approval()).await.ok();
     let second = alice.resolves(&bob, approval()).await.ok();
@@ -321,7 +320,7 @@ async fn an_interrupt_three_levels_down_is_answered(server: TestServer) {
 
 async fn a_new_message_cancels_the_interrupts_of_all_subagents(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     let run = alice.run(&alice.runs().await[0]);
     alice.says("forget it").await;
     assert_eq!(alice.questions().await, vec![]);
@@ -347,7 +346,7 @@ async fn a_new_message_cancels_the_interrupts_of_all_subagents(server: TestServe
 async fn an_interrupt_of_a_subagent_survives_a_kill(server: TestServer) {
     server.moves_into_a_process().await;
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     let questions = both(&alice).await;
     server.is_killed_and_started_again().await;
     assert_eq!(both(&alice).await, questions);
@@ -362,7 +361,7 @@ async fn an_interrupt_of_a_subagent_survives_a_kill(server: TestServer) {
 
 async fn an_interrupt_of_a_subagent_survives_a_restart(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(two_mailers()).await;
+    alice.says(two_mailers_and_a_researcher()).await;
     server.is_stopped_and_started_again().await;
     let answers = both(&alice)
         .await

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::branches::{APART, leaves_a_branch};
 use crate::support::actors::{Question, Run};
 use crate::support::client::Reply;
-use crate::support::{Human, TestServer, approval, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, approval, lookup, mail, on_both_engines, script, task, two_mailers};
 
 on_both_engines! {
     a_question_can_be_answered_after_a_write_into_the_state,
@@ -208,12 +208,7 @@ async fn a_subagent_that_waits_is_answered_after_a_write(server: TestServer) {
 
 async fn a_subagent_that_has_answered_does_not_run_again_after_a_write(server: TestServer) {
     let alice = server.human("agent").await;
-    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
-    let calls = [
-        task("t1", "mailer", mailer("m1", "ann")),
-        task("t2", "mailer", mailer("m2", "bob")),
-    ];
-    alice.says(script().calls_all(calls).says("done")).await;
+    alice.says(script().calls_all(two_mailers()).says("done")).await;
     let questions = alice.questions().await;
     let first = questions
         .iter()

@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::support::actors::Human;
-use crate::support::{TestServer, approval, continuation, lookup, mail, on_both_engines, script, task, transcript};
+use crate::support::{
+    TestServer, approval, continuation, lookup, mail, on_both_engines, script, task, transcript, two_mailers,
+};
 
 /// The node of a program.
 struct Node {
@@ -108,9 +110,7 @@ async fn a_program_without_an_answer_is_asked_again(server: TestServer) {
 }
 
 async fn the_answers_to_several_questions_may_come_one_after_the_other(server: TestServer) {
-    let mailer = |id: &str| script().calls(mail(id, "bob")).says("sent");
-    let tasks = [task("t1", "mailer", mailer("m1")), task("t2", "mailer", mailer("m2"))];
-    let node = Node::new(&server, script().calls_all(tasks).says("both were sent")).await;
+    let node = Node::new(&server, script().calls_all(two_mailers()).says("both were sent")).await;
     node.calls(json!({})).await;
     let questions = node.alice.questions().await;
     assert_eq!(questions.len(), 2);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::actors::Human;
 use crate::support::sse::Frame;
-use crate::support::{TestServer, approval, mail, on_both_engines, script, task, transcript};
+use crate::support::{TestServer, approval, mail, on_both_engines, script, transcript, two_mailers};
 
 /// Sends a command and waits for the values afterwards.
 async fn commands(server: &TestServer, who: &Human, command: Value) -> Value {
@@ -103,10 +103,8 @@ async fn an_answer_may_contain_an_update(server: TestServer) {
 
 async fn answers_in_the_form_of_ag_ui_reach_their_questions(server: TestServer) {
     let alice = server.human("agent").await;
-    let mailer = |id: &str| script().calls(mail(id, "bob")).says("sent");
-    let tasks = [task("t1", "mailer", mailer("m1")), task("t2", "mailer", mailer("m2"))];
     alice
-        .asks(script().calls_all(tasks).says("both were sent"))
+        .asks(script().calls_all(two_mailers()).says("both were sent"))
         .await
         .finishes()
         .await;

@@ -150,12 +150,14 @@ fn memory_and_skills_are_found_beside_the_configuration() {
 fn missing_keys_are_reported_by_check_and_once_at_the_start() {
     let lines = "[agents.one]\nmodel = \"openai:gpt-5\"\n[agents.two]\nmodel = \"openai:gpt-5-mini\"\n\
         [mcp_servers.docs]\ncommand = \"no-such-program-anywhere\"\n";
-    let folder = folder(&[("adjutant.toml", lines)]);
+    let graded = "middleware = [{ name = \"RubricMiddleware\", model = \"openai:gpt-5-nano\" }]\n";
+    let lines = format!("{lines}{AGENT}{graded}");
+    let folder = folder(&[("adjutant.toml", lines.as_str())]);
     let (output, said) = ends(folder.path(), &["check"]);
     assert!(output.status.success(), "{said}");
     assert!(said.contains("0 errors, 2 warnings"), "{said}");
     let key = "warning: providers.openai: provider `openai` needs a key: set OPENAI_API_KEY or its `api_key`; without it \
-        these fail: agent one, agent two";
+        these fail: agent newcomer, agent one, agent two";
     assert!(said.contains(key), "{said}");
     let program = "warning: mcp_servers.docs.command: `no-such-program-anywhere`: is not in PATH";
     assert!(said.contains(program), "{said}");

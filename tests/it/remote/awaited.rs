@@ -14,6 +14,7 @@ use crate::support::proxy::{Proxy, ProxyState};
 use crate::support::viewer::{Viewer, data, depth, until_ends};
 use crate::support::{
     Human, TestServer, call, eventually, lookup, mail, on_both_engines, on_postgres, script, starts_service, task,
+    two_mailers,
 };
 
 /// A second server, whose agents are subagents of the server under test.
@@ -317,12 +318,7 @@ async fn an_interrupt_of_a_remote_agent_is_answered_locally(server: TestServer) 
 
 async fn several_remote_interrupts_are_answered_one_after_the_other(server: TestServer) {
     let peer = Peer::of(&server).await;
-    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says("sent");
-    let calls = [
-        task("a", "mailer", mailer("m1", "ann")),
-        task("b", "mailer", mailer("m2", "bob")),
-    ];
-    let (alice, run) = asks(&server, script().calls_all(calls).says("it is x")).await;
+    let (alice, run) = asks(&server, script().calls_all(two_mailers()).says("it is x")).await;
     run.finishes().await;
     let [first, second] = &alice.questions().await[..] else {
         panic!("two questions")

@@ -8,7 +8,7 @@ use crate::agents::delegated_interrupts::{BRITTLE, one_fails_above_a_question};
 use crate::streams::v2::find;
 use crate::support::sse::Frame;
 use crate::support::viewer::{Viewer, data, depth, in_short, is_terminal, name, until_ends};
-use crate::support::{TestServer, mail, on_both_engines, script, task};
+use crate::support::{TestServer, mail, on_both_engines, script, two_mailers};
 
 on_both_engines! {
     an_interrupt_is_answered_from_the_stream,
@@ -56,12 +56,9 @@ async fn an_interrupt_is_answered_from_the_stream(server: TestServer) {
 
 async fn interrupts_of_subagents_keep_their_namespace(server: TestServer) {
     let viewer = Viewer::of_new(&server);
-    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
-    let calls = [
-        task("t1", "mailer", mailer("m1", "ann")),
-        task("t2", "mailer", mailer("m2", "bob")),
-    ];
-    viewer.starts("agent", script().calls_all(calls).says("done")).await;
+    viewer
+        .starts("agent", script().calls_all(two_mailers()).says("done"))
+        .await;
     let mut stream = viewer.opens_all().await;
     let frames = until_ends(&mut stream, 1).await;
     let asked: Vec<&Frame> = frames.iter().filter(|frame| frame.event == "input.requested").collect();
@@ -93,12 +90,9 @@ async fn interrupts_of_subagents_keep_their_namespace(server: TestServer) {
 
 async fn the_run_that_answers_one_of_two_questions_requests_the_other_again(server: TestServer) {
     let viewer = Viewer::of_new(&server);
-    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
-    let calls = [
-        task("t1", "mailer", mailer("m1", "ann")),
-        task("t2", "mailer", mailer("m2", "bob")),
-    ];
-    let first = viewer.starts("agent", script().calls_all(calls).says("done")).await;
+    let first = viewer
+        .starts("agent", script().calls_all(two_mailers()).says("done"))
+        .await;
     let mut stream = viewer.opens_all().await;
     let frames = until_ends(&mut stream, 1).await;
     let asked: Vec<&Frame> = frames.iter().filter(|frame| frame.event == "input.requested").collect();

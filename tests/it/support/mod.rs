@@ -41,7 +41,7 @@ pub(crate) mod viewer;
 pub(crate) mod webhook_receiver;
 
 pub(crate) use actors::{Human, approval, continuation, transcript};
-pub(crate) use script::{call, lookup, mail, script, task};
+pub(crate) use script::{call, lookup, mail, mailer, script, task, two_mailers};
 pub(crate) use server::{Engine, Keys, TestServer};
 
 /// The time after which a test fails that would otherwise hold up all others. The longest take a minute or two.

@@ -35,6 +35,17 @@ pub(crate) fn mail(id: &str, to: &str) -> Value {
     call(id, "send_email", json!({"to": to, "body": "hi"}))
 }
 
+/// Returns a call of the subagent `mailer`, which writes to `to` by the call `mail_id`.
+pub(crate) fn mailer(id: &str, mail_id: &str, to: &str) -> Value {
+    let work = script().calls(mail(mail_id, to)).says(&format!("{to} knows"));
+    task(id, "mailer", work)
+}
+
+/// Returns calls of two mailers, which ask whether they may write to ann and to bob.
+pub(crate) fn two_mailers() -> [Value; 2] {
+    [mailer("t1", "m1", "ann"), mailer("t2", "m2", "bob")]
+}
+
 /// Returns a call of `lookup`.
 pub(crate) fn lookup(id: &str, query: &str) -> Value {
     call(id, "lookup", json!({"query": query}))

@@ -14,6 +14,7 @@ use crate::config::folder::{Search, servers};
 use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 use crate::definition::words::address_problem;
+use crate::domain::text_limits::first_chars;
 
 /// The maximum length of a generated server name.
 const MAX_NAME_CHARS: usize = 32;
@@ -134,7 +135,7 @@ impl ToolServers {
             return name.to_owned();
         }
         let mark = hex::encode(&Sha256::digest(url)[..4]);
-        let kept: String = name.chars().take(MAX_NAME_CHARS - mark.len() - 1).collect();
+        let kept = first_chars(name, MAX_NAME_CHARS - mark.len() - 1);
         format!("{kept}-{mark}").trim_start_matches('-').to_owned()
     }
 

@@ -32,7 +32,7 @@ mod agent;
 mod answer;
 mod messages;
 mod metadata;
-mod mode;
+pub(in crate::http) mod mode;
 mod next_tasks;
 mod partial_json;
 mod run_end;

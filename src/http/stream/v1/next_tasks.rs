@@ -11,7 +11,7 @@ use crate::domain::event::{AgentWork, EventBody, Fact};
 use crate::domain::id::{StepBase, TaskId};
 use crate::domain::interrupt::{Interrupt, InterruptSource};
 use crate::domain::machine::{MODEL, RUNNABLE, TOOLS};
-use crate::domain::message::ToolCall;
+use crate::domain::message::{ToolCall, answered_calls};
 use crate::domain::state::State;
 use crate::http::stream::fold::AgentFold;
 
@@ -113,7 +113,7 @@ pub(super) fn open_calls(agent: &AgentFold) -> Vec<(usize, ToolCall)> {
     let Some((answer, later)) = state.messages.last_answer() else {
         return vec![];
     };
-    let is_open = |id: &str| !later.iter().any(|message| message.answers() == Some(id));
+    let answered = answered_calls(later);
     let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| {
         let name = call.name.clone().unwrap_or_default();
         Some(ToolCall::new(call.id.clone()?, name, Map::new()))
@@ -123,7 +123,7 @@ pub(super) fn open_calls(agent: &AgentFold) -> Vec<(usize, ToolCall)> {
         .iter()
         .cloned()
         .chain(unreadable)
-        .filter(|call| is_open(&call.id))
+        .filter(|call| !answered.contains(call.id.as_str()))
         .enumerate()
         .map(|(position, call)| (agent.index_of(&call.id).unwrap_or(position), call))
         .collect()

@@ -7,7 +7,7 @@ use crate::domain::access::Ownership;
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::checkpoint::{Checkpoint, Entry};
-use crate::domain::id::{AssistantId, InterruptId};
+use crate::domain::id::{AssistantId, InterruptId, StepBase};
 use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use crate::domain::machine::{MODEL, Machine};
 use crate::domain::message::{Message, ToolCall};
@@ -310,4 +310,34 @@ fn an_interrupt_is_shown_with_its_task_and_at_the_top() {
     assert_eq!(shown["interrupts"], shown["tasks"][0]["interrupts"]);
     scene.scene.interrupts = vec![asked(task, InterruptState::Resolved)];
     assert_eq!(view(&scene, 0)["interrupts"], json!([]));
+}
+
+#[test]
+fn an_interrupt_of_a_subagent_is_shown_with_the_call_that_has_delegated_again_and_again() {
+    let page = History::after_input("hello").says(with_call()).page();
+    let base = StepBase::after(Some(page.checkpoints[0].entry.id), None);
+    let mut own = asked(base.task(TOOLS, 0), InterruptState::Resolved);
+    let mut again = asked(TaskId::of_delegation(base.task(TOOLS, 1), 3), InterruptState::Resolved);
+    for (_, record) in [&mut own, &mut again] {
+        record.lane = Lane::Child(run().id);
+    }
+    let mut entry = page.moments(usize::MAX).0.swap_remove(0);
+    entry.completed = Some(CompletedStep {
+        node: TOOLS.to_owned(),
+        base,
+        results: vec![None, None, None],
+    });
+    let scene = HistoryContext {
+        interrupts: vec![own, again],
+        ..page.scene
+    };
+    let scene = scene.with_calls_of(std::slice::from_ref(&entry));
+    let shown = super::super::json(&scene.view(entry, Some(&Plan::default()), "main-agent"));
+    let asked: Vec<usize> = shown["tasks"]
+        .as_array()
+        .expect("tasks")
+        .iter()
+        .map(|task| task["interrupts"].as_array().map_or(0, Vec::len))
+        .collect();
+    assert_eq!(asked, [1, 1, 0]);
 }
