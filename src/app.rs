@@ -271,8 +271,11 @@ impl App {
                     ..api_settings(&self.config.server, address, &self.tenants)
                 },
             };
-            let document = format!("http://{}/docs", health::reachable(address));
-            let role = self.config.cluster.role.word();
+            let role = self.config.cluster.role;
+            let document = role
+                .serves_clients()
+                .then(|| format!("http://{}/docs", health::reachable(address)));
+            let role = role.word();
             tracing::info!(%address, database = %self.config.storage.url, role, document, "listening");
             let max_connections = self
                 .config
@@ -309,7 +312,9 @@ impl App {
             };
             // Both at once: the deadline starts with the first signal.
             let ((), finished) = tokio::join!(serving, self.shutdown.finished());
-            Ok(finished?)
+            finished?;
+            tracing::info!("stopped");
+            Ok(())
         })
     }
 

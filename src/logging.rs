@@ -26,6 +26,9 @@ const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 /// The log of this process, once it is started.
 static PROCESS: OnceLock<Buffer> = OnceLock::new();
 
+/// The format of its lines.
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+
 /// Starts the log: lines and panics go to standard error from now on.
 ///
 /// # Errors
@@ -70,6 +73,8 @@ pub fn start(log: &Log) -> anyhow::Result<()> {
         LogFormat::Json => lines.json().try_init(),
     };
     started.map_err(|error| anyhow!("the log cannot be started: {error}"))?;
+    // A log is started once, so the format was not set before.
+    let _ = FORMAT.set(log.format);
     std::panic::set_hook(Box::new(|panic| {
         let reason = panic.payload_as_str().unwrap_or("no message");
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
@@ -85,6 +90,16 @@ pub fn print(line: &str) {
     match PROCESS.get() {
         Some(buffer) => buffer.push(line.as_bytes()),
         None => drop(io::stderr().write_all(line.as_bytes())),
+    }
+}
+
+/// Writes the error that ends the process: as a line of the log if its lines are JSON, otherwise as it is.
+pub fn print_failure(error: &str) {
+    let is_json = FORMAT.get() == Some(&LogFormat::Json);
+    if is_json && tracing::enabled!(tracing::Level::ERROR) {
+        tracing::error!(error, "the server has failed");
+    } else {
+        print(error);
     }
 }
 

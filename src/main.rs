@@ -109,7 +109,7 @@ async fn run_check(prepared: Result<Prepared, Problems>, command: &CheckCommand)
 fn serve_until_stopped(prepared: Result<Prepared, Problems>) -> ExitCode {
     let served = prepared.map_err(anyhow::Error::from).and_then(serve);
     if let Err(error) = &served {
-        logging::print(&format!("{error:#}"));
+        logging::print_failure(&format!("{error:#}"));
     }
     logging::flush();
     if served.is_ok() {

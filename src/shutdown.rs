@@ -1,8 +1,8 @@
 //! The shutdown of the server, and the start of every long task.
 //!
 //! There are two signals. *Soft*: accept nothing new, and stop at the next commit. *Hard*: tasks are dropped where they
-//! are, which is safe, since uncommitted work is repeated or lost as after a crash. The first SIGINT or SIGTERM is
-//! soft; a second one, or the deadline, is hard.
+//! are, which is safe, since uncommitted work is repeated or lost as after a crash. The first SIGINT, SIGTERM or SIGHUP
+//! is soft; a second one, or the deadline, is hard.
 //!
 //! All tasks are started here, so that each of them is stopped with the server and no panic goes unnoticed.
 
@@ -14,11 +14,16 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, info, warn};
 
 use crate::domain::panic::panic_text;
+
+/// The time after the first signal of the system in which others count as the same one: launchers such as `timeout` and
+/// `npx` hand on what the whole group of processes gets as well.
+const SAME_REQUEST: Duration = Duration::from_millis(500);
 
 /// The default time for tasks to finish after the soft signal.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -196,7 +201,7 @@ impl Shutdown {
         drop(self.start(watched));
     }
 
-    /// Listens for SIGINT and SIGTERM: the first is soft, the second hard.
+    /// Listens for SIGINT, SIGTERM and SIGHUP: the first is soft, the second hard, unless it comes at once.
     pub fn listen_for_signals(&self) {
         let shutdown = self.clone();
         let listener = async move {
@@ -207,7 +212,13 @@ impl Shutdown {
             let signal = signals.next().await;
             shutdown.begin();
             info!(signal, "stopping; send the signal again to stop at once");
-            let signal = signals.next().await;
+            let begun = Instant::now();
+            let signal = loop {
+                let signal = signals.next().await;
+                if begun.elapsed() >= SAME_REQUEST {
+                    break signal;
+                }
+            };
             // There is no third signal: this can be set only once.
             let _ = shutdown.forced_by.set(signal);
             shutdown.force();
@@ -284,6 +295,8 @@ async fn run_guarded<F: Future>(hard: &CancellationToken, future: F) -> End<F::O
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
+    /// None if the process ignores the signal.
+    hangup: Option<tokio::signal::unix::Signal>,
 }
 
 #[cfg(unix)]
@@ -294,15 +307,42 @@ impl Signals {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            hangup: match ignores_hangup() {
+                true => None,
+                false => Some(signal(SignalKind::hangup())?),
+            },
         })
     }
 
     async fn next(&mut self) -> &'static str {
+        let Self {
+            interrupt,
+            terminate,
+            hangup,
+        } = self;
+        let hung_up = async {
+            match hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+            _ = terminate.recv() => "SIGTERM",
+            _ = hung_up => "SIGHUP",
         }
     }
+}
+
+/// Returns whether the process was started with SIGHUP ignored, as by `nohup`, so that it outlives its terminal. Where the
+/// system does not tell, the signal keeps its usual effect.
+#[cfg(unix)]
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok());
+    // The lowest bit is the first signal, which is SIGHUP.
+    ignored.is_none_or(|signals| signals & 1 == 1)
 }
 
 #[cfg(not(unix))]

@@ -385,7 +385,13 @@ impl Loop<'_> {
                 }
             }
             Ok(Some(Err(error))) => {
-                tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
+                tracing::warn!(
+                    agent = %self.scope.agent,
+                    run = %self.scope.run,
+                    model = answer.model_name(),
+                    %error,
+                    "model call failed"
+                );
                 abort(answer, true);
                 let failure = Failure::new(error.class(), error.client_text());
                 failed_by = Some(error);

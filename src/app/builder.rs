@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use futures::future::LocalBoxFuture;
 use tokio::net::TcpListener;
 
@@ -318,9 +319,15 @@ impl Prepared {
     async fn start_on(self, db: Db, shutdown: Shutdown) -> anyhow::Result<App> {
         let config = self.loaded.config;
         let warnings = self.file_warnings;
+        // Without this handle the tasks of the database would end before the shutdown has begun, and the log would blame them.
+        let kept = db.clone();
         let opening = App::open(config, warnings, self.registered, db, shutdown.clone(), self.clock);
         let opened = RowAccess::Server.scope(opening).await;
-        opened.inspect_err(|_| shutdown.begin())
+        if opened.is_err() {
+            shutdown.begin();
+            kept.close().await;
+        }
+        opened
     }
 
     /// Serves at the configured address until the process is stopped.
@@ -348,13 +355,12 @@ impl Prepared {
             // assembled and runs continued only after that: a second server with the same port must not do so.
             let db = self.open_database(&shutdown).await?;
             let listener = TcpListener::bind(&server.listen).await;
-            let listener = listener.with_context(|| format!("cannot listen on {}", server.listen));
             let listener = match listener {
                 Ok(listener) => listener,
                 Err(error) => {
                     shutdown.begin();
                     db.close().await;
-                    return Err(error);
+                    return Err(cannot_listen(&server.listen, &error));
                 }
             };
             let report = self.start_report(listener.local_addr()?);
@@ -373,6 +379,29 @@ impl Prepared {
         let missing = keys::missing_keys(&self.loaded, &self.registered);
         StartReport::new(&self.loaded, missing, address)
     }
+}
+
+/// Returns the error of an address at which the server cannot listen, with what to do if that is known.
+fn cannot_listen(address: &str, error: &io::Error) -> anyhow::Error {
+    let advice = [
+        (
+            io::ErrorKind::AddrInUse,
+            ": another program listens there, perhaps a server that is still stopping; end it, or choose another address with \
+             --listen",
+        ),
+        (
+            io::ErrorKind::AddrNotAvailable,
+            ": this machine has no such address; 127.0.0.1 is for its own programs, and 0.0.0.0 stands for all of its \
+             addresses",
+        ),
+        (
+            io::ErrorKind::PermissionDenied,
+            ": ports below 1024 need a right (CAP_NET_BIND_SERVICE); choose another port with --listen",
+        ),
+    ];
+    let known = advice.into_iter().find(|(kind, _)| *kind == error.kind());
+    let advice = known.map_or("", |(_, advice)| advice);
+    anyhow!("cannot listen on {address}: {error}{advice}")
 }
 
 fn mistake(message: impl Into<String>) -> Problem {

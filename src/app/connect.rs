@@ -204,9 +204,10 @@ fn database(config: &Config) -> PlannedCheck {
     let url = config.storage.session_url().clone();
     let limits = super::database_limits(&config.storage);
     let is_postgres = url.is_postgres();
+    let has_keys = config.encryption.is_some();
     PlannedCheck::new("database", url.to_string(), async move {
         match inspect(url.expose(), limits).await {
-            Ok(state) => describe_tables(&state),
+            Ok(state) => describe_tables(&state, has_keys),
             Err(error @ DbError::InUse { .. }) => CheckOutcome::warn(
                 error.to_string(),
                 "fine if that is this server; its own health check tests the database: `adjutant health --db`",
@@ -220,8 +221,15 @@ fn database(config: &Config) -> PlannedCheck {
     })
 }
 
-fn describe_tables(state: &DatabaseState) -> CheckOutcome {
+/// Describes a database; `has_keys` if the configuration has a section `[encryption]`.
+fn describe_tables(state: &DatabaseState, has_keys: bool) -> CheckOutcome {
     let engine = state.engine;
+    if let Some(master) = state.master_key.as_ref().filter(|_| !has_keys) {
+        return CheckOutcome::fail(
+            format!("{engine}: has values that are encrypted under the key `{master}`"),
+            "add the section [encryption] with this key",
+        );
+    }
     match state.tables {
         TableState::InMemory => CheckOutcome::warn(
             format!("{engine} in memory"),

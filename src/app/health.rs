@@ -23,7 +23,8 @@ pub fn ask(command: &HealthCommand) -> LocalBoxFuture<'_, anyhow::Result<String>
             Some(url) => url.clone(),
             None => format!("http://{}", local_address(&config::listen_address(&command.settings)?)),
         };
-        let mut url = Url::parse(&base).map_err(|error| anyhow!("--url {base:?} is no URL: {error}"))?;
+        let mut url = Url::parse(&base)
+            .map_err(|error| anyhow!("--url {base:?} must be an address such as http://127.0.0.1:8123: {error}"))?;
         if !["http", "https"].contains(&url.scheme()) {
             return Err(anyhow!("--url {base:?} must begin with http:// or https://"));
         }

@@ -16,6 +16,8 @@ const MAX_AGENTS: usize = 20;
 pub(super) struct StartReport {
     /// The base URL for a program on this machine.
     base: String,
+    /// False if the server works on runs only, and other servers take the requests of clients.
+    serves_clients: bool,
     /// True if browsers get the console at the base URL.
     console: bool,
     demonstration: bool,
@@ -40,7 +42,8 @@ impl StartReport {
         let servers: BTreeSet<&String> = config.mcp_servers.keys().chain(own_servers).collect();
         Self {
             base: format!("http://{}", reachable(address)),
-            console: config.server.console,
+            serves_clients: config.cluster.role.serves_clients(),
+            console: config.server.console && config.cluster.role.serves_clients(),
             demonstration: loaded.is_demonstration(),
             source: loaded.source.clone(),
             database: config.storage.url.to_string(),
@@ -61,7 +64,7 @@ impl StartReport {
         let missing: Vec<&str> = self.missing_keys.iter().map(|key| key.source.as_str()).collect();
         tracing::info!(
             console = self.console.then(|| format!("{}/", self.base)),
-            document = format!("{}/docs", self.base),
+            document = self.serves_clients.then(|| format!("{}/docs", self.base)),
             source = self.source,
             demonstration = self.demonstration,
             database = self.database,
@@ -89,8 +92,15 @@ impl StartReport {
         if self.console {
             row("Console", &format!("{base}/"));
         }
-        row("API document", &format!("{base}/docs"));
-        row("API", &format!("{base}   (for LangGraph SDKs, too)"));
+        if self.serves_clients {
+            row("API document", &format!("{base}/docs"));
+            row("API", &format!("{base}   (for LangGraph SDKs, too)"));
+        } else {
+            row(
+                "Role",
+                "worker: it works on runs; clients use a server with the role `api`",
+            );
+        }
         row("Configuration", &self.source);
         row("Database", &self.database);
         for (at, (graph_id, model)) in self.agents.iter().take(MAX_AGENTS).enumerate() {
@@ -118,7 +128,11 @@ impl StartReport {
                 ),
             );
         }
-        self.add_next_steps(&mut text);
+        if self.serves_clients {
+            self.add_next_steps(&mut text);
+        } else {
+            text.push('\n');
+        }
         text
     }
 
@@ -197,6 +211,7 @@ mod tests {
     fn report() -> StartReport {
         StartReport {
             base: "http://127.0.0.1:8123".to_owned(),
+            serves_clients: true,
             console: true,
             demonstration: false,
             source: "adjutant.toml".to_owned(),
@@ -217,6 +232,18 @@ mod tests {
             ..report()
         };
         assert!(!without.text().to_lowercase().contains("console"), "{}", without.text());
+    }
+
+    #[test]
+    fn a_worker_names_no_address_for_clients() {
+        let worker = StartReport {
+            serves_clients: false,
+            console: false,
+            ..report()
+        };
+        let text = worker.text();
+        assert!(text.contains("worker: it works on runs"), "{text}");
+        assert!(!text.contains("http://127.0.0.1:8123"), "{text}");
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::builder::FalseyValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{BoolishValueParser, StyledStr};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use super::environment::load_env_file;
@@ -45,7 +46,7 @@ impl Arguments {
     ///
     /// It must be called before threads are started, since it sets environment variables.
     pub fn read() -> Self {
-        let arguments = Self::parse();
+        let arguments = Self::parse_process();
         let config = arguments.command.as_ref().map_or_else(
             || arguments.serve.settings.config.as_deref(),
             |command| command.settings().and_then(|settings| settings.config.as_deref()),
@@ -57,7 +58,7 @@ impl Arguments {
             folder
         });
         // The file may have variables of options.
-        let mut arguments = Self::parse();
+        let mut arguments = Self::parse_process();
         let environment = EnvironmentSettings::of_process(problems);
         match arguments.command.as_mut().map(ProgramCommand::settings_mut) {
             Some(Some(settings)) => settings.environment = environment,
@@ -67,10 +68,51 @@ impl Arguments {
         arguments
     }
 
+    /// Reads the command line and the environment of the process. Variables that are empty count as not set. Ends the process
+    /// if an argument is wrong.
+    fn parse_process() -> Self {
+        let mut command = without_empty_variables(Self::command());
+        let parsed = match command.try_get_matches_from_mut(std::env::args_os()) {
+            Ok(mut matches) => Self::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command)),
+            Err(error) => Err(with_order_of_options(error)),
+        };
+        parsed.unwrap_or_else(|error| error.exit())
+    }
+
     /// Returns the command with its options.
     pub fn into_command(self) -> ProgramCommand {
         self.command.unwrap_or(ProgramCommand::Serve(self.serve))
     }
+}
+
+/// Leaves out the variables of options that are empty, as in `ADJUTANT_CONFIG= adjutant`.
+fn without_empty_variables(command: Command) -> Command {
+    let without_empty = |argument: clap::Arg| {
+        if argument.get_env().is_some_and(super::is_empty_variable) {
+            argument.env(None::<&'static str>)
+        } else {
+            argument
+        }
+    };
+    command.mut_args(without_empty).mut_subcommands(without_empty_variables)
+}
+
+/// Adds to the error about an option before a command that options follow the command.
+fn with_order_of_options(mut error: clap::Error) -> clap::Error {
+    let command = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(command)) if error.kind() == ErrorKind::ArgumentConflict => command.clone(),
+        Some(_) | None => return error,
+    };
+    let option = match error.get(ContextKind::PriorArg) {
+        Some(ContextValue::String(option)) => option.clone(),
+        Some(_) | None => "OPTIONS".to_owned(),
+    };
+    let tip = format!("options follow the command, as in `adjutant {command} {option}`");
+    error.insert(
+        ContextKind::Suggested,
+        ContextValue::StyledStrs(vec![StyledStr::from(tip)]),
+    );
+    error
 }
 
 /// The commands of the program.
@@ -454,7 +496,7 @@ pub struct CommandLineSettings {
     pub log_format: Option<LogFormat>,
     /// Listen on an address that other machines can reach, although this server has no authentication: anyone who can
     /// reach it can do everything. For a server behind a proxy that authenticates clients.
-    #[arg(long, env = "ADJUTANT_INSECURE_NO_AUTH", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "ADJUTANT_INSECURE_NO_AUTH", value_parser = BoolishValueParser::new())]
     pub insecure_no_auth: bool,
     /// The work of a server. Only `serve` has an option for it.
     #[arg(skip)]

@@ -266,8 +266,13 @@ impl Check {
                 self.findings.push(Diagnostic::error(field, problem));
             }
         }
-        if server.max_answer_bytes == 0 {
-            self.error(&["server", "max_answer_bytes"], "must be a whole number of at least 1");
+        let counts = [
+            ("max_answer_bytes", server.max_answer_bytes == 0),
+            ("max_streams_per_thread", server.max_streams_per_thread == 0),
+            ("max_streams_per_client", server.max_streams_per_client == 0),
+        ];
+        for (name, _) in counts.into_iter().filter(|(_, is_zero)| *is_zero) {
+            self.error(&["server", name], "must be a whole number of at least 1");
         }
         self.seconds(&["server", "request_s"], server.request_s);
         self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
@@ -343,8 +348,9 @@ impl Check {
         for (name, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
             self.error(&["runtime", name], "must be a whole number of at least 1");
         }
-        if runtime.reload_s != 0.0 {
-            self.seconds(&["runtime", "reload_s"], runtime.reload_s);
+        if !(0.0..=MAX_TIME_S).contains(&runtime.reload_s) {
+            let message = format!("must be 0, which means never, or at most {MAX_TIME_S} seconds");
+            self.error(&["runtime", "reload_s"], message);
         }
         if runtime.heartbeat_s * 2.0 > runtime.lease_s {
             let message = "must be at most half of `lease_s`, so that one late heartbeat does not lose a lease";

@@ -326,7 +326,8 @@ pub(super) fn load_env_file(folder: &Path) -> Vec<Problem> {
 fn line_number(path: &Path, line: &str) -> Option<usize> {
     let text = std::fs::read_to_string(path).ok()?;
     let wanted = line.lines().next().unwrap_or_default().trim();
-    // The parser names the value alone, or the whole line.
-    let position = text.lines().position(|other| other.trim().ends_with(wanted));
+    // The parser names the value alone, or the whole line, and leaves out a comment behind it.
+    let at_end = text.lines().position(|other| other.trim().ends_with(wanted));
+    let position = at_end.or_else(|| text.lines().position(|other| other.contains(wanted)));
     position.filter(|_| !wanted.is_empty()).map(|before| before + 1)
 }

@@ -8,7 +8,7 @@
 //! configuration), environment (see [`environment`]), command line. Agents come from the file and from folders, see [`folder`].
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -288,6 +288,15 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
 )]
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+/// Returns whether an environment variable is set and empty.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where environment variables are read"
+)]
+fn is_empty_variable(name: &OsStr) -> bool {
+    std::env::var_os(name).is_some_and(|value| value.is_empty())
 }
 
 /// Returns all environment variables whose names and values are text.

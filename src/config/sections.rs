@@ -23,8 +23,8 @@ pub struct Server {
     /// The web origins whose pages may call the server, besides its own: origins such as `https://chat.example.org`,
     /// `loopback` for all pages of this machine, or `*` alone for all origins.
     pub cors_origins: Vec<String>,
-    /// The host names that requests may use, besides `localhost` and the address that the server listens on: names,
-    /// `*.example.org` for all below a domain, or `*` for any.
+    /// The host names that requests may use, besides `localhost` and the address that the server listens on (any IP address if
+    /// that is `0.0.0.0`): names, `*.example.org` for all below a domain, or `*` for any.
     pub hosts: Vec<String>,
     /// True if pages of `cors_origins` may send cookies; only for origins that are listed by name.
     pub cors_credentials: bool,

@@ -186,6 +186,20 @@ limits = { children_at_once = 0, tree = {} }
 }
 
 #[test]
+fn limits_of_streams_and_the_interval_of_reloads_have_bounds() {
+    let text = "[server]\nmax_streams_per_thread = 0\nmax_streams_per_client = 0\n[runtime]\nreload_s = -1.0\n";
+    let problems = complaints(text);
+    for part in [
+        "server.max_streams_per_thread: must be a whole number of at least 1",
+        "server.max_streams_per_client: must be a whole number of at least 1",
+        "runtime.reload_s: must be 0, which means never, or at most 86400 seconds",
+    ] {
+        assert!(problems.contains(part), "{part} is missing in\n{problems}");
+    }
+    assert!(!complaints("[runtime]\nreload_s = 0\n").contains("reload_s"));
+}
+
+#[test]
 fn cookies_need_origins_that_are_named() {
     let text =
         "[server]\ncors_credentials = true\ncors_expose_headers = [\"x-ok\", \"no header\"]\ncors_max_age_s = 0\n";

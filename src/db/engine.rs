@@ -373,7 +373,7 @@ fn missing_folder(file: &Path) -> Option<&Path> {
 }
 
 /// Checks that the folder of a file exists, or may be created.
-pub(super) fn check_folder(file: &Path) -> DbResult<()> {
+fn check_folder(file: &Path) -> DbResult<()> {
     let Some(folder) = missing_folder(file) else {
         return Ok(());
     };
@@ -383,6 +383,34 @@ pub(super) fn check_folder(file: &Path) -> DbResult<()> {
             true => format!("{shown} is not a folder: name another file"),
             false => format!("there is no folder {shown}: create it, or name another file"),
         }));
+    }
+    Ok(())
+}
+
+/// Checks that a file which is missing can be created: in its folder, or in the one in which the folder would be.
+pub(super) fn check_new_file(file: &Path) -> DbResult<()> {
+    check_folder(file)?;
+    let here = Path::new(".");
+    let mut folders = file
+        .ancestors()
+        .skip(1)
+        .map(|folder| match folder.as_os_str().is_empty() {
+            true => here,
+            false => folder,
+        });
+    let folder = folders.find(|folder| folder.is_dir()).unwrap_or(here);
+    let probe = folder.join(format!(".adjutant-{}.check", std::process::id()));
+    let created = std::fs::OpenOptions::new().write(true).create_new(true).open(&probe);
+    match created {
+        // An empty file that cannot be removed does no harm.
+        Ok(_) => drop(std::fs::remove_file(&probe)),
+        // Such a file was left by a process with the same number, which could create it.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => {
+            let folder = folder.display();
+            let reason = format!("no file can be created in the folder {folder}: {error}");
+            return Err(DbError::CannotOpen(reason));
+        }
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sqlx::migrate::MigrateError;
+use sqlx::postgres::PgDatabaseError;
 
 /// The result of a database function.
 pub type DbResult<T> = Result<T, DbError>;
@@ -62,7 +63,7 @@ pub enum DbError {
     #[error("the database is closed")]
     Closed,
     /// The database does not answer, or answers with an unexpected error.
-    #[error("the database is unavailable: {0}")]
+    #[error("the database is unavailable: {}", without_source_line(.0))]
     Unavailable(Arc<sqlx::Error>),
 }
 
@@ -165,6 +166,18 @@ fn without_migration(error: &sqlx::Error) -> &sqlx::Error {
         return error;
     }
     error
+}
+
+/// Returns the text of an error without the line in the source code of Postgres, which `sqlx` adds to it.
+fn without_source_line(error: &sqlx::Error) -> String {
+    let text = error.to_string();
+    let told = without_migration(error).as_database_error();
+    let told = told.and_then(|told| told.try_downcast_ref::<PgDatabaseError>());
+    let line = told.and_then(PgDatabaseError::line);
+    match line.and_then(|line| text.strip_suffix(&format!(" at line {line}"))) {
+        Some(plain) => plain.to_owned(),
+        None => text,
+    }
 }
 
 impl From<sqlx::Error> for DbError {

@@ -1,13 +1,14 @@
 //! A database without a server: whether it can be opened and written, whether its tables are current, and bringing them
 //! up to date.
 
-use sqlx::{ConnectOptions, Connection, SqliteConnection, raw_sql};
+use sqlx::{ConnectOptions, Connection, SqliteConnection, query_scalar, raw_sql};
 use tokio::sync::Mutex;
 
-use super::engine::{Engine, FileLock, check_file, check_folder, is_in_memory, is_postgres, sqlite_options};
+use super::engine::{Engine, FileLock, check_file, check_new_file, is_in_memory, is_postgres, sqlite_options};
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::migration::{TableState, postgres_state, sqlite_state};
+use super::sealing::MASTER_IN_USE;
 use super::{DbLimits, RowAccess, mcp_logins, migration, postgres_checks, upgrade};
 use crate::domain::mcp_login::LoginStatus;
 
@@ -20,6 +21,8 @@ pub struct DatabaseState {
     pub tables: TableState,
     /// True if servers of the former release cannot be at work, see [`super::upgrade`].
     pub is_finished: bool,
+    /// The name of a master key under which values are encrypted. None if no value is, or if the tables are not current.
+    pub master_key: Option<String>,
 }
 
 impl DatabaseState {
@@ -29,11 +32,12 @@ impl DatabaseState {
             engine: Engine::Sqlite,
             tables,
             is_finished: true,
+            master_key: None,
         }
     }
 }
 
-/// Looks at the database at `url`. Nothing is created or migrated.
+/// Looks at the database at `url`. Nothing is migrated, and nothing that is created stays.
 ///
 /// # Errors
 /// [`DbError::InUse`] when a server holds the SQLite file; other errors when the database cannot be opened or written, or
@@ -42,14 +46,13 @@ pub async fn inspect(url: &str, limits: DbLimits) -> DbResult<DatabaseState> {
     if is_postgres(url) {
         return inspect_postgres(url, limits).await;
     }
-    let tables = inspect_sqlite(url).await?;
-    Ok(DatabaseState::of_sqlite(tables))
+    inspect_sqlite(url).await
 }
 
 async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<DatabaseState> {
     let mut conn = postgres_checks::connect(url, limits).await?;
     let mut tx = conn.begin().await?;
-    let may_create: bool = sqlx::query_scalar("select has_schema_privilege(current_schema(), 'create')")
+    let may_create: bool = query_scalar("select has_schema_privilege(current_schema(), 'create')")
         .fetch_one(&mut *tx)
         .await?;
     let tables = postgres_state(&mut tx).await?;
@@ -59,6 +62,10 @@ async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<DatabaseState
         let statement = "select 1 from workers where false for update";
         raw_sql(statement).execute(&mut *tx).await?;
     }
+    let master_key: Option<String> = match tables == TableState::Current {
+        true => query_scalar(MASTER_IN_USE).fetch_optional(&mut *tx).await?,
+        false => None,
+    };
     tx.rollback().await?;
     conn.close().await?;
     if !may_create && tables != TableState::Current {
@@ -70,22 +77,23 @@ async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<DatabaseState
         engine: Engine::Postgres,
         tables,
         is_finished,
+        master_key,
     })
 }
 
 /// Inspections of a file that run side by side would take each other for a server.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
-async fn inspect_sqlite(url: &str) -> DbResult<TableState> {
+async fn inspect_sqlite(url: &str) -> DbResult<DatabaseState> {
     let _only_one = ONE_AT_A_TIME.lock().await;
     let options = sqlite_options(url)?;
     if is_in_memory(url) {
-        return Ok(TableState::InMemory);
+        return Ok(DatabaseState::of_sqlite(TableState::InMemory));
     }
     let file = options.get_filename();
     if !file.exists() {
-        check_folder(file)?;
-        return Ok(TableState::NoFile);
+        check_new_file(file)?;
+        return Ok(DatabaseState::of_sqlite(TableState::NoFile));
     }
     let lock = FileLock::take(file)?;
     check_file(file)?;
@@ -93,10 +101,17 @@ async fn inspect_sqlite(url: &str) -> DbResult<TableState> {
     // Takes the lock for writing, and writes nothing.
     raw_sql("begin immediate").execute(&mut conn).await?;
     let tables = sqlite_state(&mut conn).await?;
+    let master_key: Option<String> = match tables == TableState::Current {
+        true => query_scalar(MASTER_IN_USE).fetch_optional(&mut conn).await?,
+        false => None,
+    };
     raw_sql("rollback").execute(&mut conn).await?;
     conn.close().await?;
     drop(lock);
-    Ok(tables)
+    Ok(DatabaseState {
+        master_key,
+        ..DatabaseState::of_sqlite(tables)
+    })
 }
 
 /// Returns the logins to MCP servers in the database at `url`, without their secrets; none if it has no such table yet.
@@ -145,10 +160,11 @@ pub async fn migrate(url: &str, limits: DbLimits, finishes: bool) -> DbResult<Da
             engine: Engine::Postgres,
             tables,
             is_finished,
+            master_key: None,
         });
     }
-    let tables = inspect_sqlite(url).await?;
-    if tables != TableState::InMemory {
+    let state = inspect_sqlite(url).await?;
+    if state.tables != TableState::InMemory {
         let options = sqlite_options(url)?;
         let lock = FileLock::take(options.get_filename())?;
         let mut conn = options.connect().await?;
@@ -156,5 +172,5 @@ pub async fn migrate(url: &str, limits: DbLimits, finishes: bool) -> DbResult<Da
         conn.close().await?;
         drop(lock);
     }
-    Ok(DatabaseState::of_sqlite(tables))
+    Ok(state)
 }

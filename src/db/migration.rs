@@ -76,6 +76,8 @@ pub(super) fn table_names() -> BTreeSet<String> {
 
 /// Brings the tables of SQLite up to date.
 pub(super) async fn migrate_sqlite(conn: &mut SqliteConnection) -> DbResult<()> {
+    // Tables of a newer version are named as such.
+    sqlite_state(conn).await?;
     Ok(SQLITE_TABLES.run(conn).await?)
 }
 
@@ -124,7 +126,7 @@ fn state_of(migrator: &Migrator, has_tables: bool, applied: &[(i64, Vec<u8>)]) -
             None => {
                 return Err(DbError::CannotOpen(format!(
                     "the tables are those of a newer version of the server: this one does not know the migration \
-                     {version}"
+                     {version}. Start the newer version, or restore a backup from before the upgrade"
                 )));
             }
             Some(own) if own != checksum => {
@@ -148,7 +150,22 @@ fn state_of(migrator: &Migrator, has_tables: bool, applied: &[(i64, Vec<u8>)]) -
 mod tests {
     use std::path::Path;
 
+    use sqlx::Connection;
+
     use super::*;
+
+    #[tokio::test]
+    async fn the_tables_of_a_newer_version_are_named_as_such() {
+        let mut conn = SqliteConnection::connect("sqlite::memory:")
+            .await
+            .expect("a connection");
+        migrate_sqlite(&mut conn).await.expect("the tables are created");
+        let newer = "insert into _sqlx_migrations values (99999, 'newer', current_timestamp, true, x'00', 1)";
+        raw_sql(newer).execute(&mut conn).await.expect("a row");
+        let error = migrate_sqlite(&mut conn).await.expect_err("it is newer").to_string();
+        assert!(error.contains("a newer version of the server"), "{error}");
+        assert!(error.contains("migration 99999"), "{error}");
+    }
 
     #[tokio::test]
     async fn the_migrations_are_those_that_sqlx_reads_from_the_folders() {

@@ -38,7 +38,7 @@ mod data_keys;
 mod master_keys;
 mod rekey;
 
-pub(super) use data_keys::{TxKeys, destroy as destroy_keys};
+pub(super) use data_keys::{MASTER_IN_USE, TxKeys, destroy as destroy_keys};
 pub use master_keys::MasterKeys;
 pub use rekey::{RekeyProgress, RekeyTarget};
 

@@ -7,7 +7,9 @@ pub fn address_problem(text: &str) -> Option<String> {
     match url::Url::parse(text) {
         Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => None,
         Ok(_) => Some("must begin with http:// or https:// and name a host".to_owned()),
-        Err(error) => Some(format!("is no address: {error}")),
+        Err(error) => Some(format!(
+            "is no address ({error}): it must begin with http:// or https:// and name a host"
+        )),
     }
 }
 

@@ -20,6 +20,9 @@ pub enum AuditOutcome {
 }
 
 impl AuditOutcome {
+    /// All outcomes.
+    pub const ALL: [Self; 2] = [Self::Allowed, Self::Denied];
+
     /// Returns the word that clients and the database use.
     pub fn word(self) -> &'static str {
         match self {
@@ -30,9 +33,7 @@ impl AuditOutcome {
 
     /// Parses the word that clients and the database use.
     pub fn from_word(word: &str) -> Option<Self> {
-        [Self::Allowed, Self::Denied]
-            .into_iter()
-            .find(|outcome| outcome.word() == word)
+        Self::ALL.into_iter().find(|outcome| outcome.word() == word)
     }
 }
 

@@ -57,7 +57,9 @@ pub(super) async fn get(api: Api, Path(graph_id): Path<String>, params: Params) 
     let Some(text) = params.text("version") else {
         return Ok(Json(AgentOrVersion::Agent(Box::new(found.into()))));
     };
-    let number = text.parse().map_err(|_| ApiError::bad_parameter("version", text))?;
+    let number = text
+        .parse()
+        .map_err(|_| ApiError::bad_parameter("version", text, "must be a whole number"))?;
     let key = graph_id.clone();
     let reader = reader_of(&api);
     let read = api

@@ -183,14 +183,12 @@ enum AuditFormat {
     responses((status = 200, description = "A page of entries", body = Vec<AuditEntryView>),
         (status = 403, description = "The caller is no admin", body = ErrorBody)))]
 pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError> {
-    let format = params.word("format", AuditFormat::Json, |word| match word {
-        "json" => Some(AuditFormat::Json),
-        "jsonl" => Some(AuditFormat::JsonLines),
-        _ => None,
-    })?;
+    let formats = [("json", AuditFormat::Json), ("jsonl", AuditFormat::JsonLines)];
+    let format = params.word("format", AuditFormat::Json, formats)?;
     let time = |name: &str| {
         let text = params.text(name);
-        let time = text.map(|text| Timestamp::read(text).ok_or_else(|| ApiError::bad_parameter(name, text)));
+        let expected = "must be a time in ISO 8601, as in `2027-01-31T00:00:00Z`";
+        let time = text.map(|text| Timestamp::read(text).ok_or_else(|| ApiError::bad_parameter(name, text, expected)));
         time.transpose()
     };
     let before = params.text("before").map(|id| read_id(id, "audit entry"));
@@ -199,7 +197,11 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
         user: params.text("user").map(str::to_owned),
         resource: params.text("resource").map(str::to_owned),
         action: params.text("action").map(str::to_owned),
-        outcome: params.word("outcome", None, |word| AuditOutcome::from_word(word).map(Some))?,
+        outcome: params.word(
+            "outcome",
+            None,
+            AuditOutcome::ALL.map(|outcome| (outcome.word(), Some(outcome))),
+        )?,
         since: time("since")?,
         until: time("until")?,
         before: before.transpose()?,

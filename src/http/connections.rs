@@ -77,7 +77,10 @@ pub async fn serve(
             },
             Err(error) if is_client_error(&error) => {}
             Err(error) => {
-                tracing::error!(%error, "accept failed");
+                tracing::error!(
+                    %error,
+                    "a connection could not be accepted: raise the limit of open files (`ulimit -n`), if that is reached"
+                );
                 let pause = if open.close_one() { CLOSE_GRACE } else { ACCEPT_BACKOFF };
                 shutdown.run_until_cancelled(sleep(pause)).await;
             }

@@ -62,7 +62,14 @@ pub(super) fn layer(settings: &CorsSettings) -> CorsLayer {
     let origins = if any {
         AllowOrigin::from(Any)
     } else {
-        AllowOrigin::predicate(move |origin, _| rules.allows(origin))
+        AllowOrigin::predicate(move |origin, request| {
+            let is_allowed = rules.allows(origin);
+            // Browsers ask so for other pages only, and tell their developers little.
+            if !is_allowed && request.method == Method::OPTIONS {
+                tracing::debug!(?origin, "a page is not allowed: its origin is not in `cors_origins`");
+            }
+            is_allowed
+        })
     };
     let exposed = settings.expose_headers.iter().filter_map(|name| name.parse().ok());
     CorsLayer::new()

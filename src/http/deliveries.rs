@@ -30,7 +30,11 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
         scope: api.scope(Action::DeliveriesSearch),
         run: run.transpose()?,
         thread: thread.transpose()?,
-        status: params.word("status", None, |word| DeliveryStatus::from_word(word).map(Some))?,
+        status: params.word(
+            "status",
+            None,
+            DeliveryStatus::ALL.map(|status| (status.word(), Some(status))),
+        )?,
         limit: page.limit.into(),
         offset: page.offset.into(),
     };

@@ -269,12 +269,21 @@ impl ApiError {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
     }
 
-    /// The body is not valid JSON.
-    pub fn bad_json() -> Self {
+    /// The body is not valid JSON, for this reason.
+    pub fn bad_json(reason: &serde_json::Error) -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "invalid_json",
-            "Invalid JSON in request body",
+            format!("Invalid JSON in request body: {reason}"),
+        )
+    }
+
+    /// There is no body, and the request needs the expected value.
+    pub fn no_body(expected: &str) -> Self {
+        Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "invalid_json",
+            format!("Invalid JSON in request body: it is empty, and must be {expected}"),
         )
     }
 
@@ -283,7 +292,8 @@ impl ApiError {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "body_too_large",
-            "The request body is larger than this server accepts",
+            "The request body is larger than this server accepts: `max_body_bytes` in the section [server] of its \
+             configuration",
         )
     }
 
@@ -306,12 +316,12 @@ impl ApiError {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_id", "Invalid checkpoint ID")
     }
 
-    /// A query parameter has an invalid value.
-    pub fn bad_parameter(name: &str, value: &str) -> Self {
+    /// A query parameter has an invalid value; `expected` says what it must be.
+    pub fn bad_parameter(name: &str, value: &str, expected: &str) -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "invalid_parameter",
-            format!("Invalid {name} {value}"),
+            format!("Invalid {name} {value}: {expected}"),
         )
     }
 
@@ -459,6 +469,13 @@ impl ApiError {
         Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
     }
 
+    /// The request names no host.
+    pub fn no_host() -> Self {
+        let message =
+            "The request names no host: send the header `Host` with a name of this server, such as `localhost`";
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
+    }
+
     /// A page of this origin must not act for users of the tenant.
     pub fn origin_of_others(origin: &str, tenant: &Tenant) -> Self {
         let message = format!(
@@ -563,6 +580,15 @@ impl ApiError {
     /// The request for a thread's stream is invalid.
     pub fn bad_stream_request(reason: String) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_stream_request", reason)
+    }
+
+    /// The request for a WebSocket is not one, for this reason.
+    pub fn no_web_socket(status: StatusCode, reason: &str) -> Self {
+        let message = format!(
+            "This GET opens a WebSocket, but it is refused: {reason}. For server-sent events send a POST to this path, or \
+             GET /threads/{{thread_id}}/stream"
+        );
+        Self::new(status, "no_web_socket", message)
     }
 
     /// The command is not valid JSON.

@@ -108,10 +108,13 @@ pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
 
 /// Reads JSON that begins with the byte `first`. `expected` names the expected value in errors.
 fn parse<T: DeserializeOwned>(body: &[u8], first: u8, expected: &str) -> Result<T, ApiError> {
-    if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&first) {
+    let Some(begin) = body.iter().find(|byte| !byte.is_ascii_whitespace()) else {
+        return Err(ApiError::no_body(expected));
+    };
+    if *begin != first {
         return Err(match serde_json::from_slice::<IgnoredAny>(body) {
             Ok(_) => Invalid::new("body", format!("must be {expected}")).into(),
-            Err(_) => ApiError::bad_json(),
+            Err(error) => ApiError::bad_json(&error),
         });
     }
     within_limits(body)?;
@@ -146,7 +149,7 @@ fn read_as<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 fn read_with_path<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(json_error)?;
-    json.end().map_err(|_| ApiError::bad_json())?;
+    json.end().map_err(|error| ApiError::bad_json(&error))?;
     Ok(value)
 }
 
@@ -161,7 +164,7 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
             Invalid::new(if path == "." { "body" } else { path.as_str() }, reason).into()
         }
         serde_json::error::Category::Syntax | serde_json::error::Category::Eof | serde_json::error::Category::Io => {
-            ApiError::bad_json()
+            ApiError::bad_json(&inner)
         }
     }
 }
@@ -340,7 +343,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let pairs = Query::<Vec<(String, String)>>::from_request_parts(parts, state).await;
-        let Query(pairs) = pairs.map_err(|_| ApiError::bad_parameter("query", "string"))?;
+        let Query(pairs) = pairs.map_err(|_| ApiError::bad_parameter("query", "string", "it cannot be read"))?;
         without_nul(pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())))?;
         Ok(Self(pairs))
     }
@@ -370,19 +373,32 @@ impl Params {
         match self.text(name) {
             None | Some("" | "0" | "false" | "False") => Ok(false),
             Some("1" | "true" | "True") => Ok(true),
-            Some(other) => Err(ApiError::bad_parameter(name, other)),
+            Some(other) => Err(ApiError::bad_parameter(name, other, "must be true or false")),
         }
     }
 
-    /// The value of a parameter that is one of several words, or the default.
+    /// The value of a parameter that is one of several words, each with its value, or the default.
     ///
     /// # Errors
-    /// If the value is not one of the words.
-    pub fn word<T>(&self, name: &str, default: T, from_word: impl Fn(&str) -> Option<T>) -> Result<T, ApiError> {
-        match self.text(name) {
-            None => Ok(default),
-            Some(word) => from_word(word).ok_or_else(|| ApiError::bad_parameter(name, word)),
+    /// If the parameter is not one of the words.
+    pub fn word<T>(
+        &self,
+        name: &str,
+        default: T,
+        words: impl IntoIterator<Item = (&'static str, T)>,
+    ) -> Result<T, ApiError> {
+        let Some(given) = self.text(name) else {
+            return Ok(default);
+        };
+        let mut allowed = vec![];
+        for (word, value) in words {
+            if word == given {
+                return Ok(value);
+            }
+            allowed.push(word);
         }
+        let expected = format!("allowed are: {}", allowed.join(", "));
+        Err(ApiError::bad_parameter(name, given, &expected))
     }
 
     /// The page from `limit` and `offset`; `default` replaces an absent `limit`.
@@ -408,7 +424,9 @@ impl Params {
 
     fn number(&self, name: &str) -> Result<Option<i64>, ApiError> {
         let Some(text) = self.text(name) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| ApiError::bad_parameter(name, text))
+        text.parse()
+            .map(Some)
+            .map_err(|_| ApiError::bad_parameter(name, text, "must be a whole number"))
     }
 }
 
@@ -566,8 +584,19 @@ mod tests {
 
     #[test]
     fn invalid_json_is_refused() {
-        for body in ["", "  ", "{bad", "{\"items\":[", "{} x", "nope"] {
-            assert_eq!(refused(body), "Invalid JSON in request body", "{body}");
+        for (body, reason) in [
+            ("", "it is empty, and must be a JSON object"),
+            (" \n ", "it is empty, and must be a JSON object"),
+            ("{bad", "key must be a string at line 1 column 2"),
+            ("{\"items\":[", "EOF while parsing a list at line 1 column 10"),
+            ("{} x", "trailing characters at line 1 column 4"),
+            ("nope", "expected ident at line 1 column 2"),
+        ] {
+            assert_eq!(
+                refused(body),
+                format!("Invalid JSON in request body: {reason}"),
+                "{body}"
+            );
         }
     }
 

@@ -25,7 +25,7 @@ use crate::runtime::interrupt_text;
         ("offset" = Option<u32>, Query, description = "The number of items to skip")),
     responses((status = 200, description = "The interrupts", body = InterruptList)))]
 pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptList> {
-    params.word("status", (), |word| (word == "pending").then_some(()))?;
+    params.word("status", (), [("pending", ())])?;
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
     let offset = i64::from(page.offset);
@@ -65,8 +65,12 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: Params) -> JsonResult<InterruptList> {
     let thread = path.thread_id;
-    let status = params.word("status", None, |word| InterruptState::from_word(word).map(Some))?;
-    let with_audit = params.word("include", false, |word| (word == "audit").then_some(true))?;
+    let status = params.word(
+        "status",
+        None,
+        InterruptState::ALL.map(|status| (status.word(), Some(status))),
+    )?;
+    let with_audit = params.word("include", false, [("audit", true)])?;
     let wanted = VisibleInterrupts {
         thread,
         scope: api.interrupt_scope(Action::InterruptsRead),

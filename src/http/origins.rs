@@ -308,7 +308,7 @@ fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, A
     match named {
         Some(authority) => Ok(authority),
         None if hosts.any => Ok(Authority::from_static("localhost")),
-        None => Err(ApiError::unknown_host("")),
+        None => Err(ApiError::no_host()),
     }
 }
 

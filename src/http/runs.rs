@@ -336,7 +336,11 @@ pub(super) fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
 pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: Params) -> Result<Response, ApiError> {
     let thread = path.thread_id;
     let page = params.page(10)?;
-    let status = params.word("status", None, |word| RunStatus::from_word(word).map(Some))?;
+    let status = params.word(
+        "status",
+        None,
+        RunStatus::ALL.map(|status| (status.word(), Some(status))),
+    )?;
     let select = Select::checked(params.texts("select"), &COLUMNS)?;
     let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
@@ -523,7 +527,11 @@ fn requested_modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError>
     for text in params.texts("stream_mode") {
         let words = serde_json::from_str::<Vec<String>>(&text).unwrap_or_else(|_| vec![text]);
         for word in words.iter().filter(|word| !word.is_empty()) {
-            modes.push(StreamMode::from_word(word).ok_or_else(|| ApiError::bad_parameter("stream_mode", word))?);
+            let wrong = || {
+                let allowed = StreamMode::ALL.map(StreamMode::word).join(", ");
+                ApiError::bad_parameter("stream_mode", word, &format!("allowed are: {allowed}"))
+            };
+            modes.push(StreamMode::from_word(word).ok_or_else(wrong)?);
         }
     }
     Ok((!modes.is_empty()).then_some(modes))
@@ -538,9 +546,13 @@ pub(super) fn last_event_id(headers: &HeaderMap) -> Result<Option<ResumePoint>, 
         return Ok(None);
     };
     let text = value.to_str().unwrap_or_default();
-    text.parse()
-        .map(Some)
-        .map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))
+    text.parse().map(Some).map_err(|_| {
+        ApiError::bad_parameter(
+            "Last-Event-ID",
+            text,
+            "must be the id of an event, or -1 for the beginning",
+        )
+    })
 }
 
 /// Refuses to resume after an event that the log no longer contains.
@@ -619,9 +631,9 @@ pub(super) async fn cancel(
 
 /// The action of a cancel request.
 pub(super) fn cancel_action(params: &Params) -> Result<CancelAction, ApiError> {
-    params.word("action", CancelAction::Interrupt, |word| match word {
-        "interrupt" => Some(CancelAction::Interrupt),
-        "rollback" => Some(CancelAction::Rollback),
-        _ => None,
-    })
+    let words = [
+        ("interrupt", CancelAction::Interrupt),
+        ("rollback", CancelAction::Rollback),
+    ];
+    params.word("action", CancelAction::Interrupt, words)
 }

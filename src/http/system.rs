@@ -136,11 +136,8 @@ enum Format {
     responses((status = 200, description = "The metrics",
         content((String = "text/plain"), (Value = "application/json")))))]
 pub(super) async fn metrics(api: Api, params: Params, headers: HeaderMap) -> Result<Response, ApiError> {
-    let format = params.word("format", Format::Prometheus, |word| match word {
-        "prometheus" => Some(Format::Prometheus),
-        "json" => Some(Format::Json),
-        _ => None,
-    })?;
+    let formats = [("prometheus", Format::Prometheus), ("json", Format::Json)];
+    let format = params.word("format", Format::Prometheus, formats)?;
     // The metrics of the process are shown even if the database fails: that is when an operator looks at them.
     let backlog = match tokio::time::timeout(BACKLOG_TIMEOUT, api.runs.backlog()).await {
         Ok(backlog) => backlog

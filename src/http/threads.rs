@@ -84,7 +84,7 @@ pub(super) async fn get(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: Pa
         match name {
             "ttl" => shows_ttl = true,
             "" => {}
-            other => return Err(ApiError::bad_parameter("include", other)),
+            other => return Err(ApiError::bad_parameter("include", other, "allowed is ttl")),
         }
     }
     let id = path.thread_id;

@@ -35,8 +35,9 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Repeats `attempt` until it succeeds, fails with an error that a retry cannot fix, or the retries are used up.
-    pub(super) async fn with_retries<T, F>(self, attempt: impl Fn() -> F + Send) -> Result<T, ModelError>
+    /// Repeats `attempt` until it succeeds, fails with an error that a retry cannot fix, or the retries are used up. `model`
+    /// is for the log.
+    pub(super) async fn with_retries<T, F>(self, model: &str, attempt: impl Fn() -> F + Send) -> Result<T, ModelError>
     where
         F: Future<Output = Result<T, ModelError>> + Send,
     {
@@ -47,7 +48,13 @@ impl RetryPolicy {
                 Err(error) => return Err(error),
             };
             let pause = self.pause(delay, &error);
-            tracing::warn!(class = error.class(), %error, pause_ms = pause.as_millis(), "the model request failed; retrying");
+            tracing::warn!(
+                model,
+                class = error.class(),
+                %error,
+                pause_ms = pause.as_millis(),
+                "the model request failed; retrying"
+            );
             tokio::time::sleep(pause).await;
         }
         attempt().await
@@ -139,7 +146,9 @@ impl Model for Retrying {
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        self.policy.with_retries(|| self.attempt(request.clone())).await
+        let identity = self.model.identity();
+        let model = format!("{}:{}", identity.0, identity.1);
+        self.policy.with_retries(&model, || self.attempt(request.clone())).await
     }
 }
 

@@ -30,6 +30,9 @@ pub struct AddressRules {
     pub require_https: bool,
 }
 
+/// The reason why a special address is refused.
+pub const SPECIAL_ADDRESS: &str = "names a loopback, private or otherwise special address";
+
 impl AddressRules {
     /// Checks the URL in `field`.
     ///
@@ -53,7 +56,7 @@ impl AddressRules {
             return Err(wrong("names a host that this server is not allowed to call"));
         }
         if is_private(&url) && !self.may_be_inside(&name) {
-            return Err(wrong("names a loopback, private or otherwise special address"));
+            return Err(wrong(SPECIAL_ADDRESS));
         }
         Ok(url)
     }

@@ -24,7 +24,7 @@ use crate::domain::run::{Run, RunRequest};
 use crate::domain::time::Timestamp;
 use crate::domain::trace::SpanContext;
 use crate::net;
-use crate::net::ssrf::{AddressRules, SsrfGuard};
+use crate::net::ssrf::{AddressRules, SPECIAL_ADDRESS, SsrfGuard};
 
 mod signature;
 
@@ -144,7 +144,7 @@ impl Webhooks {
     pub(super) fn check(&self, request: &RunRequest) -> Result<(), Invalid> {
         match request.webhook() {
             Some(url) if is_masked(url) => Err(Invalid::new("webhook", MASKED_ADDRESS)),
-            Some(url) => self.check_address(url),
+            Some(url) => self.check_address(url).map_err(with_setting),
             None => Ok(()),
         }
     }
@@ -218,6 +218,25 @@ impl Webhooks {
             longest: LONGEST_PAUSE,
         };
         backoff.pause(failures)
+    }
+}
+
+/// Names the setting that allows a special address in the refusal of one.
+fn with_setting(refused: Invalid) -> Invalid {
+    if refused.reason != SPECIAL_ADDRESS {
+        return refused;
+    }
+    let setting = "`private_hosts` in the section [webhooks] of the server's configuration";
+    Invalid::new(refused.field, format!("{SPECIAL_ADDRESS}; {setting} allows one"))
+}
+
+/// Returns a report with empty values.
+fn without_values(report: &Delivery) -> Delivery {
+    let mut body: Map<String, Value> = serde_json::from_str(&report.body).unwrap_or_default();
+    body.insert(VALUES.to_owned(), Value::Object(Map::new()));
+    Delivery {
+        body: Value::Object(body).to_string(),
+        ..report.clone()
     }
 }
 

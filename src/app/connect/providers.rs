@@ -27,9 +27,13 @@ pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
         PlannedCheck::new("provider", provider.clone(), async move {
             let listing = providers.list_models(&provider, &client).await;
             match listing {
-                Ok(listing) => describe(&provider, &models, listing),
+                Ok(listing) => describe(&provider, providers.has_key(&provider), &models, listing),
                 Err(reason) => {
-                    let advice = format!("set the key, or correct the section [providers.{provider}]");
+                    let first = match reason.starts_with("cannot be reached") {
+                        true => "see to it that this machine can reach it",
+                        false => "set the key",
+                    };
+                    let advice = format!("{first}, or correct the section [providers.{provider}]");
                     CheckOutcome::fail(reason, advice)
                 }
             }
@@ -38,8 +42,16 @@ pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
     used.into_iter().map(check).collect()
 }
 
-fn describe(provider: &str, models: &BTreeSet<String>, listing: ProviderListing) -> CheckOutcome {
+fn describe(provider: &str, has_key: bool, models: &BTreeSet<String>, listing: ProviderListing) -> CheckOutcome {
+    let answers = match has_key {
+        true => "accepts the key",
+        false => "answers without a key",
+    };
     match listing {
+        ProviderListing::KeyRefused(status) if !has_key => CheckOutcome::fail(
+            format!("asks for a key (status {status})"),
+            format!("set `api_key_env`, `api_key_file` or `api_key` in [providers.{provider}]"),
+        ),
         ProviderListing::Local => CheckOutcome::ok("is a script: nothing leaves this machine"),
         ProviderListing::KeyRefused(status) => CheckOutcome::fail(
             format!("does not accept the key (status {status})"),
@@ -53,19 +65,19 @@ fn describe(provider: &str, models: &BTreeSet<String>, listing: ProviderListing)
             format!("is reachable, but has no list of models (status {status}); the key was not checked"),
             "check `base_url` if models fail",
         ),
-        ProviderListing::Models(listed) if listed.is_empty() => CheckOutcome::ok("accepts the key"),
+        ProviderListing::Models(listed) if listed.is_empty() => CheckOutcome::ok(answers),
         ProviderListing::Models(listed) => {
             let is_listed = |model: &&String| listed.iter().any(|name| is_version_of(name, model));
             let Some(missing) = models.iter().find(|model| !is_listed(model)) else {
                 let models: Vec<&str> = models.iter().map(String::as_str).collect();
-                return CheckOutcome::ok(format!("accepts the key, and has {}", models.join(", ")));
+                return CheckOutcome::ok(format!("{answers}, and has {}", models.join(", ")));
             };
             let meant = nearest(missing, listed.iter().map(String::as_str));
             let advice = match meant {
                 Some(meant) => format!("did you mean `{provider}:{meant}`?"),
                 None => "correct the `model` of the agents".to_owned(),
             };
-            CheckOutcome::warn(format!("accepts the key, but lists no model `{missing}`"), advice)
+            CheckOutcome::warn(format!("{answers}, but lists no model `{missing}`"), advice)
         }
     }
 }
@@ -83,7 +95,20 @@ mod tests {
 
     fn told(listed: &[&str], used: &str) -> CheckOutcome {
         let listed = listed.iter().map(|name| (*name).to_owned()).collect();
-        describe("lab", &[used.to_owned()].into(), ProviderListing::Models(listed))
+        describe("lab", true, &[used.to_owned()].into(), ProviderListing::Models(listed))
+    }
+
+    #[test]
+    fn a_provider_without_a_key_is_not_said_to_accept_one() {
+        let models: BTreeSet<String> = ["m".to_owned()].into();
+        let listed = ProviderListing::Models(vec!["m".to_owned()]);
+        assert_eq!(
+            describe("lab", false, &models, listed).message,
+            "answers without a key, and has m"
+        );
+        let refused = describe("lab", false, &models, ProviderListing::KeyRefused(401));
+        assert_eq!(refused.message, "asks for a key (status 401)");
+        assert!(refused.advice.is_some_and(|advice| advice.contains("[providers.lab]")));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The commands that talk to a server.
 
-use clap::builder::FalseyValueParser;
+use clap::builder::BoolishValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use secrecy::SecretString;
 
@@ -119,7 +119,7 @@ pub struct ServerOptions {
     #[arg(long, value_name = "KEY", env = "ADJUTANT_API_KEY", hide_env_values = true)]
     pub api_key: Option<SecretString>,
     /// Send the key even over http to another machine, where others may read it.
-    #[arg(long, env = "ADJUTANT_INSECURE_HTTP", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "ADJUTANT_INSECURE_HTTP", value_parser = BoolishValueParser::new())]
     pub insecure_http: bool,
     /// The settings, for the configured address.
     #[command(flatten, next_help_heading = "Options of the server on this machine")]

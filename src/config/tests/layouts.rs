@@ -206,7 +206,7 @@ agents/w/agent.json: error: tools: unknown key; allowed are: name, description, 
 agents/w/agent.json: error: name: must be given
 agents/w/agent.json: error: runtime: cannot be combined with `model`: both name the model
 agents/w/agent.json: error: backend.type: must be `state` or `sandbox`
-agents/w/tools.json: error: tools[0].mcp_server_url: is no address: relative URL without a base
+agents/w/tools.json: error: tools[0].mcp_server_url: is no address (relative URL without a base): it must begin with http:// or https:// and name a host
 agents/w/tools.json: error: tools[1]: must have a `name` and an `mcp_server_url`
 agents/w/tools.json: error: interrupt_config.x: must be `<server url>::<tool>`
 agents/w/tools.json: error: interrupt_config.http://a.b::x: names a server of which no tool is listed

@@ -69,6 +69,9 @@ fn cannot_unwrap(wrapped: &WrappedKey, keyring: &Keyring) -> DbError {
     })
 }
 
+/// Selects the name of a master key under which values are encrypted.
+pub(in crate::db) const MASTER_IN_USE: &str = "select master from data_keys where wrapped is not null limit 1";
+
 const SELECT_CHANGED: &str =
     "select key_id, tenant, master, wrapped, change from data_keys where change > $1 order by change, key_id";
 
@@ -105,12 +108,11 @@ impl Sealing {
     /// # Errors
     /// [`DbError::Sealed`] when a master key is missing or wrong.
     pub(in crate::db) async fn check(&self, tx: &mut Tx<'_>) -> DbResult<()> {
-        const ANY: &str = "select master from data_keys where wrapped is not null limit 1";
         if let Some(keyring) = &self.0 {
             let rows: Vec<KeyRow> = on_engine!(tx, |conn| query_as(SELECT_CHANGED).bind(0_i64).fetch_all(conn).await)?;
             return rows.into_iter().try_for_each(|row| keyring.learn(row));
         }
-        let master: Option<String> = on_engine!(tx, |conn| query_scalar(ANY).fetch_optional(conn).await)?;
+        let master: Option<String> = on_engine!(tx, |conn| query_scalar(MASTER_IN_USE).fetch_optional(conn).await)?;
         match master {
             None => Ok(()),
             Some(master) => Err(DbError::Sealed(format!(

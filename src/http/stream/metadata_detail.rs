@@ -57,7 +57,11 @@ impl MetadataDetail {
         match word {
             "" | "full" => Ok(Self::Full),
             "lean" => Ok(Self::Lean),
-            other => Err(ApiError::bad_parameter(PARAMETER, first_chars(other, 100))),
+            other => Err(ApiError::bad_parameter(
+                PARAMETER,
+                first_chars(other, 100),
+                "allowed are: full, lean",
+            )),
         }
     }
 }

@@ -52,8 +52,8 @@ const REASON_WAIT: Duration = Duration::from_secs(1);
 /// subscription.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream/events", tag = "Thread stream", params(ThreadPath),
     responses((status = 101, description = "The WebSocket is open"),
-        (status = 400, description = "The request is not a WebSocket upgrade", body = String),
-        (status = 426, description = "The connection cannot become a WebSocket", body = String),
+        (status = 400, description = "The request is not a WebSocket upgrade", body = ErrorBody),
+        (status = 426, description = "The connection cannot become a WebSocket", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn get(
     api: Api,

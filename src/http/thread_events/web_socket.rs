@@ -3,7 +3,6 @@
 
 use axum::extract::FromRequestParts;
 use axum::extract::ws::WebSocketUpgrade;
-use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::http::Request;
 use axum::http::request::Parts;
 use axum::response::Response;
@@ -20,6 +19,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::{Frame, Utf8Bytes};
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
 
 use crate::http::connections::IDLE_TIMEOUT;
+use crate::http::error::ApiError;
 use crate::metrics::Metrics;
 
 /// The size of the pieces in which messages are read, in bytes. A socket keeps a buffer of that size.
@@ -40,16 +40,18 @@ pub(in crate::http) struct SocketUpgrade {
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for SocketUpgrade {
-    type Rejection = WebSocketUpgradeRejection;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         // The extractor that checks the request and makes the response would also take the connection, and send each
         // message as one frame. So it gets a connection that never comes.
         let connection = parts.extensions.remove::<OnUpgrade>();
         if connection.is_some() {
             parts.extensions.insert(no_connection());
         }
-        let handshake = WebSocketUpgrade::from_request_parts(parts, state).await?;
+        let handshake = WebSocketUpgrade::from_request_parts(parts, state)
+            .await
+            .map_err(|rejection| ApiError::no_web_socket(rejection.status(), &rejection.body_text()))?;
         Ok(Self {
             handshake,
             connection: connection.unwrap_or_else(no_connection),

@@ -50,7 +50,13 @@ impl StreamModes {
                 "lifecycle" => modes.lifecycle = true,
                 "run_modes" => modes.run_modes = true,
                 "state_update" => modes.state_update = true,
-                other => return Err(ApiError::bad_parameter("stream_mode", other)),
+                other => {
+                    return Err(ApiError::bad_parameter(
+                        "stream_modes",
+                        other,
+                        "allowed are: lifecycle, run_modes, state_update",
+                    ));
+                }
             }
         }
         Ok(if modes == Self::default() {

@@ -164,7 +164,9 @@ impl Remote {
 #[async_trait]
 impl Embedder for Remote {
     async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, ModelError> {
-        self.policy.with_retries(|| self.attempt(texts.clone())).await
+        self.policy
+            .with_retries(&self.name, || self.attempt(texts.clone()))
+            .await
     }
 }
 

@@ -52,6 +52,12 @@ impl Providers {
         let body = net::read_bounded(response, MAX_LIST_BYTES).await.unwrap_or_default();
         Ok(listing(status, &body))
     }
+
+    /// Returns whether requests to a provider have a key. Those to a gateway need none.
+    pub fn has_key(&self, provider: &str) -> bool {
+        let config = self.configs.get(provider);
+        config.is_some_and(|config| key(provider, config).is_ok_and(|key| key.is_some()))
+    }
 }
 
 /// Returns the request for the models. OpenRouter tells its models to everybody, so it is asked about the key.

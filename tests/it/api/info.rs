@@ -17,6 +17,7 @@ fn parts(page: &str) -> Vec<&str> {
 
 on_both_engines! {
     the_health_check_covers_server_and_database,
+    wrong_parameters_are_told_what_is_allowed,
 }
 
 async fn the_health_check_covers_server_and_database(server: TestServer) {
@@ -28,7 +29,41 @@ async fn the_health_check_covers_server_and_database(server: TestServer) {
             "{path}"
         );
     }
-    client.get("/ok?check_db=perhaps").await.refused(422);
+    assert_eq!(
+        client.get("/ok?check_db=perhaps").await.refused(422),
+        "Invalid check_db perhaps: must be true or false"
+    );
+}
+
+async fn wrong_parameters_are_told_what_is_allowed(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("plain").await;
+    let thread = format!("/threads/{}", alice.thread);
+    for (path, told) in [
+        (
+            "/metrics?format=xml".to_owned(),
+            "Invalid format xml: allowed are: prometheus, json",
+        ),
+        (
+            format!("{thread}/runs?limit=ten"),
+            "Invalid limit ten: must be a whole number",
+        ),
+        (
+            format!("{thread}/runs?status=odd"),
+            "Invalid status odd: allowed are: pending, running, success, error, timeout, interrupted",
+        ),
+        (
+            format!("{thread}/interrupts?status=odd"),
+            "Invalid status odd: allowed are: pending, resolved, expired, dropped",
+        ),
+        (format!("{thread}?include=odd"), "Invalid include odd: allowed is ttl"),
+        (
+            "/webhooks/deliveries?status=odd".to_owned(),
+            "Invalid status odd: allowed are: pending, delivered, dead",
+        ),
+    ] {
+        assert_eq!(client.get(&path).await.refused(422), told);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -288,6 +288,9 @@ async fn a_webhook_cannot_have_a_private_address(server: TestServer) {
         ] {
             let detail = client.post(&path, run_body).await.refused(422);
             assert!(detail.contains("webhook: "), "{path}: {detail}");
+            let names_setting = detail.contains("`private_hosts` in the section [webhooks]");
+            let is_address = !["/hook", "ftp://example.org/"].contains(&url);
+            assert_eq!(names_setting, is_address, "{path}: {detail}");
         }
     }
     assert_eq!(alice.runs().await.len(), 0);

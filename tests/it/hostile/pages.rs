@@ -375,6 +375,9 @@ async fn a_request_that_names_no_server_is_refused() {
         stream.read_to_string(&mut answer).await.expect("an answer");
         let status = answer.split(' ').nth(1).unwrap_or_default();
         assert!(matches!(status, "421" | "400"), "{request}{answer}");
+        if request.contains("HTTP/1.0") {
+            assert!(answer.contains("The request names no host"), "{answer}");
+        }
     }
     server.finish().await;
 }

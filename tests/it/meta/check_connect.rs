@@ -423,6 +423,46 @@ async fn a_database_is_looked_at_and_left_as_it_is() {
     let (is_usable, report) = checks(folder.path(), &[]);
     assert!(!is_usable, "{report:#}");
     is(&report, key, "fail", "not a database");
+    // Nothing can be created in this folder, not even by the administrator.
+    #[cfg(target_os = "linux")]
+    {
+        let url = "sqlite:///proc/adjutant.db";
+        let (is_usable, report) = checks(folder.path(), &["--database-url", url]);
+        assert!(!is_usable, "{report:#}");
+        is(
+            &report,
+            ["database", url],
+            "fail",
+            "no file can be created in the folder /proc",
+        );
+    }
+    let left = folder.path().read_dir().expect("a folder").flatten();
+    let left: Vec<_> = left
+        .filter(|entry| entry.file_name().to_string_lossy().contains(".check"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_with_encrypted_values_is_not_ok_without_its_keys() {
+    let sealed = format!("{AGENT}[encryption]\nkey_file = \"keys\"\n");
+    let keys = "first:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n";
+    let folder = folder(&[("adjutant.toml", AGENT), ("sealed.toml", &sealed), ("keys", keys)]);
+    let key = ["database", "sqlite://adjutant.db"];
+    let served = Served::begins(folder.path(), &["--config", "sealed.toml"]);
+    served.client.post("/threads", json!({})).await.ok();
+    let item = json!({"namespace": ["notes"], "key": "k", "value": {"note": "tea"}});
+    served.client.put("/store/items", item).await.ok();
+    served.stops();
+    let (_, report) = checks(folder.path(), &["--config", "sealed.toml"]);
+    is(&report, key, "ok", "the tables are current");
+    let (is_usable, report) = checks(folder.path(), &[]);
+    assert!(!is_usable, "{report:#}");
+    is(&report, key, "fail", "encrypted under the key `first`");
+    assert_eq!(
+        check(&report, key[0], key[1])["advice"],
+        "add the section [encryption] with this key"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -443,7 +483,12 @@ async fn a_postgres_database_is_looked_at() {
         of_kind(&report, "database_sessions")["message"],
         "a notification arrives: sessions are kept"
     );
+    let gone = database.url.clone();
     database.discard().await;
+    let (_, report) = checks(folder.path(), &["--database-url", &gone]);
+    let message = of_kind(&report, "database")["message"].as_str().expect("a text");
+    // The line in the source code of Postgres is left out.
+    assert!(message.ends_with("does not exist"), "{message}");
     // Nobody listens there.
     let url = format!("postgres://u:s3cret@{}/db", closed_address());
     let (is_usable, report) = checks(folder.path(), &["--database-url", &url]);

@@ -173,6 +173,10 @@ fn a_line_of_the_file_of_variables_that_cannot_be_read_is_named_without_its_cont
     assert!(output.status.success(), "{said}");
     assert!(said.contains(".env:2:1: warning: is not `NAME=value`"), "{said}");
     assert!(!said.contains("s3cret"), "{said}");
+    fs::write(folder.path().join(".env"), "GOOD=1\nPASSWORD=a s3cret # of the lab\n").expect("a file");
+    let (_, said) = ends(folder.path(), &["check"]);
+    assert!(said.contains(".env:2:1: warning: is not `NAME=value`"), "{said}");
+    assert!(!said.contains("s3cret"), "{said}");
 }
 
 #[test]
@@ -204,6 +208,146 @@ fn the_option_for_the_format_precedes_the_file() {
     let said = Served::begins(folder.path(), &["--log-format", "text"]).stops();
     assert!(!said.trim().is_empty(), "the log has lines");
     assert!(said.lines().all(|line| !line.starts_with('{')), "{said}");
+}
+
+#[test]
+fn an_option_before_a_command_is_told_its_place() {
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let (output, said) = ends(folder.path(), &["--config", "adjutant.toml", "check"]);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let expected = "options follow the command, as in `adjutant check --config <PATH>`";
+    assert!(said.contains(expected), "{said}");
+}
+
+#[test]
+fn variables_of_options_that_are_empty_count_as_not_set() {
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let names = [
+        "CONFIG",
+        "LISTEN",
+        "DATABASE_URL",
+        "AGENTS_DIR",
+        "LOG",
+        "LOG_FORMAT",
+        "INSECURE_NO_AUTH",
+    ];
+    let names = names.map(|name| format!("ADJUTANT_{name}"));
+    let variables: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
+    let (is_usable, said) = ends_with(folder.path(), &["check"], &variables);
+    assert!(is_usable, "{said}");
+    assert!(
+        said.contains("listens on 127.0.0.1:8123, keeps its data in sqlite://adjutant.db"),
+        "{said}"
+    );
+    let role = [("ADJUTANT_ROLE", ""), ("ADJUTANT_LISTEN", "nowhere")];
+    let (_, said) = ends_with(folder.path(), &["serve"], &role);
+    assert!(said.contains("`nowhere` must be `host:port`"), "{said}");
+}
+
+#[test]
+fn a_server_is_not_opened_by_a_word_that_means_neither_yes_nor_no() {
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    for (word, is_open) in [("1", true), ("yes", true), ("0", false), ("false", false)] {
+        let variables = [("ADJUTANT_LISTEN", "0.0.0.0:0"), ("ADJUTANT_INSECURE_NO_AUTH", word)];
+        let (is_usable, said) = ends_with(folder.path(), &["check"], &variables);
+        assert_eq!(is_usable, is_open, "{word}: {said}");
+    }
+    let (is_usable, said) = ends_with(folder.path(), &["check"], &[("ADJUTANT_INSECURE_NO_AUTH", "never")]);
+    assert!(!is_usable && said.contains("invalid value 'never'"), "{said}");
+}
+
+#[test]
+fn a_server_that_cannot_listen_says_what_to_do_also_in_a_log_of_json() {
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let listen = taken.local_addr().expect("an address").to_string();
+    let reason = format!("cannot listen on {listen}: Address already in use");
+    let advice = "another program listens there";
+    let (output, said) = ends(folder.path(), &["--listen", &listen]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.lines()
+            .any(|line| line.starts_with(&reason) && line.contains(advice)),
+        "{said}"
+    );
+    let (output, said) = ends(folder.path(), &["--listen", &listen, "--log-format", "json"]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let line: Value = serde_json::from_str(said.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(line["level"], "ERROR");
+    assert_eq!(line["fields"]["message"], "the server has failed");
+    let error = line["fields"]["error"].as_str().expect("a text");
+    assert!(error.starts_with(&reason) && error.contains(advice), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_that_is_not_allowed_is_in_the_log_of_a_developer() {
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let served = Served::begins(folder.path(), &["--log", "info,adjutant=debug"]);
+    for origin in ["https://chat.example.org", "http://localhost:3000"] {
+        let asked = served
+            .client
+            .request(reqwest::Method::OPTIONS, "/threads")
+            .header("origin", origin)
+            .header("access-control-request-method", "POST")
+            .send();
+        assert_eq!(asked.await.expect("a response").status(), 200);
+    }
+    let said = served.stops();
+    let lines = said
+        .lines()
+        .filter(|line| line.contains("its origin is not in `cors_origins`"));
+    let lines: Vec<&str> = lines.collect();
+    assert!(lines.len() == 1 && lines[0].contains("chat.example.org"), "{said}");
+}
+
+#[test]
+fn a_start_that_fails_behind_the_database_has_one_reason() {
+    let text = format!("{AGENT}[webhooks]\nsecret_env = \"NO_SUCH_VARIABLE\"\n");
+    let folder = folder(&[("adjutant.toml", &text)]);
+    let (output, said) = ends(folder.path(), &["--listen", "127.0.0.1:0"]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("the environment variable NO_SUCH_VARIABLE is not set"),
+        "{said}"
+    );
+    assert!(!said.contains("ERROR"), "{said}");
+}
+
+/// Starts a server by `env` of coreutils, which sets what the process does with a signal.
+#[cfg(target_os = "linux")]
+fn served_with(folder: &Path, option: &str) -> Served {
+    let mut command = Command::new("env");
+    command
+        .args([option, env!("CARGO_BIN_EXE_adjutant"), "--listen", "127.0.0.1:0"])
+        .current_dir(folder)
+        .env_remove("ADJUTANT_LOG")
+        .stdin(Stdio::null());
+    Served::of(command)
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_stops_in_good_order_when_its_terminal_is_closed_but_not_under_nohup() {
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let served = served_with(folder.path(), "--default-signal=HUP");
+    // A launcher hands on what it gets, and the terminal sends the signal to both.
+    served.gets("-HUP");
+    served.gets("-HUP");
+    let said = served.is_over();
+    assert!(said.contains("signal=\"SIGHUP\""), "{said}");
+    assert!(
+        said.lines().last().is_some_and(|line| line.ends_with("stopped")),
+        "{said}"
+    );
+
+    let served = served_with(folder.path(), "--ignore-signal=HUP");
+    served.gets("-HUP");
+    served.client.get("/ok").await.ok();
+    let said = served.stops();
+    assert!(
+        said.contains("signal=\"SIGTERM\"") && !said.contains("SIGHUP"),
+        "{said}"
+    );
 }
 
 #[test]

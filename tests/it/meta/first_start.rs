@@ -98,16 +98,21 @@ impl Served {
         }
     }
 
-    /// Stops the server and returns its log.
-    pub(super) fn stops(mut self) -> String {
+    /// Sends the server a signal.
+    pub(super) fn gets(&self, signal: &str) {
         let id = self.child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-TERM", &id])
-                .status()
-                .expect("kill can be called")
-                .success()
-        );
+        let sent = Command::new("kill").args([signal, &id]).status();
+        assert!(sent.expect("kill can be called").success());
+    }
+
+    /// Stops the server and returns its log.
+    pub(super) fn stops(self) -> String {
+        self.gets("-TERM");
+        self.is_over()
+    }
+
+    /// Waits until the server has stopped in good order, and returns its log.
+    pub(super) fn is_over(mut self) -> String {
         self.log.read_to_string(&mut self.said).expect("text");
         assert!(self.child.wait().expect("an end").success(), "{}", self.said);
         std::mem::take(&mut self.said)

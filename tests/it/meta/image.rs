@@ -334,6 +334,22 @@ fn the_secrets_of_compose_are_made_once() {
     assert_eq!(key, "a-key");
 }
 
+#[test]
+fn the_service_of_systemd_lets_the_server_stop_in_good_order() {
+    let unit = read("deploy/adjutant.service");
+    let value = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    // Commands and MCP servers are stopped by the server itself.
+    assert_eq!(value("KillMode"), Some("mixed"));
+    let seconds = value("TimeoutStopSec").and_then(|seconds| seconds.parse::<u64>().ok());
+    // `[server] shutdown_s` is 30.
+    assert!(seconds.is_some_and(|seconds| seconds > 30), "{unit}");
+    let program = value("ExecStart").expect("a program");
+    assert_eq!(value("ExecStartPre"), Some(format!("{program} check").as_str()));
+    for user in ["User", "Group", "StateDirectory"] {
+        assert_eq!(value(user), Some("adjutant"), "{user}");
+    }
+}
+
 /// The folder of the Helm chart.
 const CHART: &str = "deploy/helm/adjutant";
 

@@ -103,6 +103,7 @@ on_both_engines! {
     a_reader_behind_the_start_of_the_log_is_refused,
     an_answer_with_the_wrong_namespace_is_refused,
     too_many_websockets_are_refused,
+    a_request_that_is_no_websocket_learns_where_the_events_are,
 }
 
 async fn an_invalid_command_keeps_the_websocket_open(server: TestServer) {
@@ -317,6 +318,19 @@ async fn too_many_websockets_are_refused(server: TestServer) {
         panic!("{refused}")
     };
     assert_eq!(response.status(), 429);
+}
+
+async fn a_request_that_is_no_websocket_learns_where_the_events_are(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    let path = format!("/threads/{}/stream/events", viewer.thread);
+    let reply = server.client().get(&path).await;
+    assert_eq!(reply.status, 400);
+    assert_eq!(reply.body["code"], "no_web_socket");
+    let detail = reply.body["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("send a POST to this path, or GET /threads/{thread_id}/stream"),
+        "{detail}"
+    );
 }
 
 async fn a_websocket_is_closed_for_a_restart_when_its_server_stops(server: TestServer) {
