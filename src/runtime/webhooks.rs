@@ -230,16 +230,6 @@ fn with_setting(refused: Invalid) -> Invalid {
     Invalid::new(refused.field, format!("{SPECIAL_ADDRESS}; {setting} allows one"))
 }
 
-/// Returns a report with empty values.
-fn without_values(report: &Delivery) -> Delivery {
-    let mut body: Map<String, Value> = serde_json::from_str(&report.body).unwrap_or_default();
-    body.insert(VALUES.to_owned(), Value::Object(Map::new()));
-    Delivery {
-        body: Value::Object(body).to_string(),
-        ..report.clone()
-    }
-}
-
 /// Returns the reason why a report could not be sent.
 fn describe_error(error: &reqwest::Error) -> String {
     let reason = net::describe_error(error);
