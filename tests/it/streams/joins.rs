@@ -15,6 +15,7 @@ on_both_engines! {
     a_reader_who_joins_gets_the_beginnings_of_all_agents,
     a_reader_who_joins_a_subagent_in_the_middle_gets_the_beginning_of_its_answer,
     every_event_has_its_own_id_behind_which_the_next_one_follows,
+    a_reader_who_has_read_on_without_the_pieces_gets_the_rest_of_the_answer,
 }
 
 on_postgres! {
@@ -175,6 +176,29 @@ async fn every_event_has_its_own_id_behind_which_the_next_one_follows(server: Te
         let rest = run.is_joined(all[at].id.as_deref()).await.rest().await;
         assert_eq!(rest, all[at + 1..], "behind {:?}", all[at].id);
     }
+}
+
+async fn a_reader_who_has_read_on_without_the_pieces_gets_the_rest_of_the_answer(server: TestServer) {
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let asks = json!({"text": "one two ", "tool_calls": [lookup("l1", "x")]});
+    let text = script().turn(asks).says("three").in_pieces_of(4);
+    let more = json!({"stream_mode": ["messages-tuple", "updates"], "stream_resumable": true});
+    let mut live = alice.streams(text, more).await;
+    let run = alice.run_of_id(&live.run_id());
+    let heard = live.until(|frame| frame.mode() == "updates").await;
+    assert_eq!(text_of(&heard), "one two ");
+    let last = heard.iter().rfind(|frame| frame.mode() == "messages").expect("a piece");
+    let id = last.id.as_deref().expect("an id");
+    let (seq, rest) = id.split_once('-').expect("a position");
+    let answer = rest.split(['~', '.']).nth(1).expect("an answer");
+    server.tools.called("lookup", 1).await;
+    // A server without the pieces sends the whole answer behind the last of their numbers. This reader has nothing of it but
+    // the beginning.
+    let joined = run.is_joined(Some(&format!("{seq}~{answer}.1"))).await;
+    server.tools.let_go("lookup");
+    assert_eq!(text_of(&joined.rest().await), "one two three");
+    assert_eq!(text_of(&live.rest().await), "three");
 }
 
 async fn a_reader_without_a_position_at_another_server_gets_the_beginning_of_the_answer(server: TestServer) {

@@ -12,7 +12,7 @@ use super::{StreamMode, V1Presenter, tool_events, trace_records};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Origin};
 use crate::domain::id::CheckpointId;
-use crate::http::stream::frame::{AnswerOffset, Frame};
+use crate::http::stream::frame::{AnswerOffset, Cursor, Frame};
 
 /// The kind of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +100,9 @@ impl SeenStarts {
 impl V1Presenter {
     /// Sends the tasks whose start `event` reveals: those of its own agent, and the calls of the agents above it.
     pub(super) fn start_tasks(&mut self, event: &Event, out: &mut Vec<Frame>) {
+        if self.is_passed(event) {
+            return;
+        }
         for lane in self.at_or_above(&event.origin) {
             let Some(agent) = self.agents.get_mut(&lane) else {
                 continue;
@@ -125,6 +128,9 @@ impl V1Presenter {
 
     /// Sends the calls whose start `event` reveals: those of its own agent, or of the agents above it.
     pub(super) fn start_calls(&mut self, event: &Event, out: &mut Vec<Frame>) {
+        if self.is_passed(event) {
+            return;
+        }
         for lane in self.at_or_above(&event.origin) {
             let is_own = lane == event.origin.lane;
             let Some(agent) = self.agents.get(&lane) else {
@@ -158,6 +164,12 @@ impl V1Presenter {
                 out.append(&mut frames);
             }
         }
+    }
+
+    /// Returns true for an event that is not stored and lies before the position from which the reader resumes. The reader may
+    /// have read the later events without it, so the start comes with the next event, without the frames that the reader has.
+    fn is_passed(&self, event: &Event) -> bool {
+        !event.body.is_stored() && self.seen.is_some_and(|seen| seen >= Cursor::after(event.seq))
     }
 
     /// The known agents from the main agent down to this one.

@@ -117,6 +117,39 @@ fn a_live_stream_that_is_resumed_when_its_pieces_are_gone_adds_up() {
 }
 
 #[test]
+fn a_replay_that_is_resumed_where_the_pieces_still_are_adds_up() {
+    let play = delegation();
+    let stored = stored(&play);
+    let modes = [StreamMode::MessagesTuple, StreamMode::Messages];
+    let all = play.resume(&stored, &modes, None);
+    let whole: Vec<&Frame> = all.iter().map(|(_, frame)| frame).collect();
+    for at in 0..all.len() {
+        let rest = play.resume(&play.events, &modes, Some(&all[at].0));
+        let both: Vec<&Frame> = all[..=at].iter().chain(&rest).map(|(_, frame)| frame).collect();
+        for message in ["m1", "s1", "m2"] {
+            assert_eq!(known(&both, message), known(&whole, message), "after {}", all[at].0);
+        }
+    }
+}
+
+#[test]
+fn a_replay_that_is_resumed_where_the_starts_still_are_has_each_task_once() {
+    let play = delegation();
+    let stored = stored(&play);
+    let modes = [StreamMode::Tasks];
+    let all = play.resume(&stored, &modes, None);
+    let sorted = |frames: &[(String, Frame)]| {
+        let mut texts: Vec<String> = frames.iter().map(|(_, frame)| data(frame).to_string()).collect();
+        texts.sort();
+        texts
+    };
+    for at in 0..all.len() {
+        let rest = play.resume(&play.events, &modes, Some(&all[at].0));
+        assert_eq!(sorted(&rest), sorted(&all[at + 1..]), "after {}", all[at].0);
+    }
+}
+
+#[test]
 fn a_reader_that_is_cut_off_twice_still_misses_and_repeats_nothing() {
     let play = delegation();
     let stored = stored(&play);
