@@ -16,6 +16,7 @@ on_both_engines! {
     a_reader_who_joins_a_subagent_in_the_middle_gets_the_beginning_of_its_answer,
     every_event_has_its_own_id_behind_which_the_next_one_follows,
     a_reader_who_has_read_on_without_the_pieces_gets_the_rest_of_the_answer,
+    every_event_of_a_run_that_was_taken_over_has_its_own_id,
 }
 
 on_postgres! {
@@ -199,6 +200,30 @@ async fn a_reader_who_has_read_on_without_the_pieces_gets_the_rest_of_the_answer
     server.tools.let_go("lookup");
     assert_eq!(text_of(&joined.rest().await), "one two three");
     assert_eq!(text_of(&live.rest().await), "three");
+}
+
+async fn every_event_of_a_run_that_was_taken_over_has_its_own_id(server: TestServer) {
+    server.moves_into_a_process().await;
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let text = script().calls(lookup("l1", "x")).says("found");
+    let more = json!({"stream_mode": ["values", "tasks", "messages-tuple"], "stream_resumable": true});
+    let run = alice.starts(alice.run_body(text, more)).await;
+    server.tools.called("lookup", 1).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    // The pieces of the answers are gone, so each replay is the same.
+    server.is_killed_and_started_again().await;
+    let all = run.is_joined(Some("-1")).await.rest().await;
+    let begun = all.iter().filter(|frame| frame.data["metadata"]["run_attempt"] == 2);
+    assert!(begun.count() > 0, "{all:#?}");
+    let ids: HashSet<_> = all.iter().map(|frame| frame.id.clone()).collect();
+    assert_eq!(ids.len(), all.len(), "{all:#?}");
+    for at in 0..all.len() {
+        let rest = run.is_joined(all[at].id.as_deref()).await.rest().await;
+        assert_eq!(rest, all[at + 1..], "behind {:?}", all[at].id);
+    }
 }
 
 async fn a_reader_without_a_position_at_another_server_gets_the_beginning_of_the_answer(server: TestServer) {

@@ -387,6 +387,7 @@ impl V1Presenter {
 
     fn started(&mut self, agent: &mut PresentedAgent, attempt: u32, resumed: bool, out: &mut Vec<Frame>) {
         agent.calls_started = false;
+        agent.attempts = agent.attempts.saturating_add(1);
         self.note_head(agent);
         self.starts.finish(agent.fold.origin.lane);
         if agent.fold.is_main() {

@@ -34,11 +34,14 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// The start of the step after `head`, as `event` reveals it.
-    fn of(kind: StartKind, head: Option<CheckpointId>, event: &Event) -> Self {
+    /// The start of the step after `head`, as `event` reveals it. An agent that starts again after a takeover begins the step
+    /// again, which then is another start.
+    fn of(kind: StartKind, head: Option<CheckpointId>, attempts: u32, event: &Event) -> Self {
         let head = head.map_or([0; 16], |head| *head.0.as_bytes());
+        let again = (attempts > 1).then(|| attempts.to_le_bytes());
+        let name = [kind as u8].into_iter().chain(head);
         Self {
-            key: AnswerOffset::key_of([kind as u8].into_iter().chain(head)),
+            key: AnswerOffset::key_of(name.chain(again.into_iter().flatten())),
             is_late: !matches!(event.body, EventBody::Begun(_)),
         }
     }
@@ -116,11 +119,12 @@ impl V1Presenter {
                 NextTasks::Calls
             };
             let head = agent.fold.head;
+            let attempts = agent.attempts;
             let mut frames = vec![];
             if let Some(agent) = self.agents.get(&lane) {
                 self.steps(event.at).begin(agent, &pending, &next, &mut frames);
             }
-            let start = Start::of(StartKind::Tasks, head, event);
+            let start = Start::of(StartKind::Tasks, head, attempts, event);
             self.starts.take(lane, start, &mut frames);
             out.append(&mut frames);
         }
@@ -148,6 +152,7 @@ impl V1Presenter {
                 | EventBody::Output { .. } => &[],
             };
             let head = agent.fold.head;
+            let attempts = agent.attempts;
             let mut records = vec![];
             if self.modes.has(StreamMode::Events) {
                 trace_records::start_calls(&self.info, agent, made_before, &mut records);
@@ -160,7 +165,8 @@ impl V1Presenter {
                 agent.calls_started = true;
             }
             for (kind, mut frames) in [(StartKind::Calls, records), (StartKind::Tools, calls)] {
-                self.starts.take(lane, Start::of(kind, head, event), &mut frames);
+                self.starts
+                    .take(lane, Start::of(kind, head, attempts, event), &mut frames);
                 out.append(&mut frames);
             }
         }

@@ -84,6 +84,29 @@ fn a_live_stream_is_resumed_after_any_frame_with_the_next_one() {
     check_every_position(&play, &play.events, &ALL);
 }
 
+#[test]
+fn a_stream_over_takeovers_is_resumed_after_any_frame_with_the_next_one() {
+    let mut play = Play::new();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    // Other servers go on before the model has answered, and before its call has a result.
+    play.start(&main, true);
+    play.say(
+        &mut main,
+        "m1",
+        "let me see",
+        &[call("c1", "lookup", json!({"q": "x"}))],
+    );
+    play.start(&main, true);
+    play.answer(&mut main, 0, "found", false);
+    play.tools(&mut main);
+    play.say(&mut main, "m2", "here you are", &[]);
+    play.end(&main);
+    let stored = stored(&play);
+    check_every_position(&play, &stored, &[StreamMode::Tasks, StreamMode::MessagesTuple]);
+}
+
 /// Returns the parts of a message that a client knows: its text, its finish reasons, its tokens and its ends.
 fn known(frames: &[&Frame], message: &str) -> (String, Vec<Value>, u64, usize) {
     let pieces = frames.iter().filter(|frame| frame.event.word == "messages");
