@@ -172,8 +172,9 @@ impl<L: Log> RunProjection<L> {
         }
         .with_detail(detail);
         let seen = resume_from.map(|point| {
-            presenter.resume(point.answers);
-            point.cursor
+            let seen = point.cursor;
+            presenter.resume(point);
+            seen
         });
         Self {
             presenter,

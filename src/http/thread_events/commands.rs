@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::db::{runs, threads};
 use crate::domain::access::Action;
-use crate::domain::id::ThreadId;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
@@ -83,7 +83,7 @@ impl CommandHandler<'_> {
             "agent.getTree" => self.tree().await,
             "subscription.subscribe" | "subscription.reconnect" => {
                 Filter::read(params).map_err(CommandError::argument)?;
-                let id = crate::domain::id::RunId::mint();
+                let id = RunId::mint();
                 Ok((json!({"subscription_id": id.to_string(), "replayed_events": 0}), None))
             }
             "subscription.unsubscribe" => Err(no_subscription(params)),
@@ -104,6 +104,17 @@ impl CommandHandler<'_> {
             .await
             .map_err(|error| command_error(ApiError::from(error)))?;
         Ok(bounds.map_or(0, |(_, last)| last * FRAMES + FRAMES - 1))
+    }
+
+    /// The largest frame number before the events of a run that an earlier request has started; `newest` if it has none yet.
+    async fn seq_before(&self, run: RunId, newest: i64) -> Result<i64, CommandError> {
+        let read = self
+            .api
+            .db
+            .read(move |tx| Box::pin(async move { runs::first_seq(tx, run).await }));
+        let first = read.await.map_err(|error| command_error(ApiError::from(error)))?;
+        let before = |first: i64| if first > 1 { first * FRAMES - 1 } else { 0 };
+        Ok(first.map_or(newest, |first| newest.min(before(first))))
     }
 
     /// Checks whether the caller may do this to the thread.
@@ -157,9 +168,9 @@ impl CommandHandler<'_> {
             .interrupts
             .start_or_answer(checked.new_run, self.key.clone())
             .await;
-        let run = match once.map_err(|error| command_error(error.into()))? {
-            IdempotentOutcome::First(run) => run.id,
-            IdempotentOutcome::Replayed(StoredResponse::Run { run, .. }) => run,
+        let (run, seq) = match once.map_err(|error| command_error(error.into()))? {
+            IdempotentOutcome::First(run) => (run.id, seq),
+            IdempotentOutcome::Replayed(StoredResponse::Run { run, .. }) => (run, self.seq_before(run, seq).await?),
             IdempotentOutcome::Replayed(StoredResponse::Answer { .. }) | IdempotentOutcome::KeyReused => {
                 return Err(command_error(ApiError::key_reused()));
             }

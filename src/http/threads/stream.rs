@@ -14,7 +14,7 @@ use crate::events::{RunSequence, ThreadItem};
 use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::extract::{ApiPath, Params, ThreadPath};
-use crate::http::stream::frame::{AnswerOffset, unseen};
+use crate::http::stream::frame::unseen;
 use crate::http::stream::{
     self, Cursor, Flow, Frame, MetadataDetail, MetadataDetailHeader, MetadataDetailParameter, Projection, ResumePoint,
     RunInfo, StreamMode, V1Presenter,
@@ -107,7 +107,7 @@ pub(in crate::http) async fn follow(
         None => RunSequence::from_now(&api.events, thread).await?,
     };
     let heartbeat = api.settings.heartbeat;
-    let (seen, unfinished_answers) = resume_from.map(|point| (point.cursor, point.answers)).unzip();
+    let seen = resume_from.as_ref().map(|point| point.cursor);
     Ok(stream::respond(
         ThreadRunsProjection {
             api,
@@ -116,7 +116,7 @@ pub(in crate::http) async fn follow(
             detail,
             presenter: None,
             seen,
-            unfinished_answers,
+            resume_from,
             _permit: permit,
         },
         source,
@@ -132,9 +132,10 @@ struct ThreadRunsProjection {
     detail: MetadataDetail,
     /// The presenter of the current run.
     presenter: Option<V1Presenter>,
-    /// The last frame that the client has seen, and how far it has seen the answers that were unfinished then.
+    /// The last frame that the client has seen.
     seen: Option<Cursor>,
-    unfinished_answers: Option<Vec<AnswerOffset>>,
+    /// The same with how far it has seen the answers that were unfinished then, until the run of that frame is presented.
+    resume_from: Option<ResumePoint>,
     _permit: StreamPermit,
 }
 
@@ -228,8 +229,8 @@ impl ThreadRunsProjection {
         let subgraphs = run.request.stream_subgraphs;
         let mut presenter = V1Presenter::new(info, modes.into_iter().collect(), subgraphs).with_detail(self.detail);
         // The unfinished answers belong to the run of the last event that the client has seen, which comes first.
-        if let Some(answers) = self.unfinished_answers.take() {
-            presenter.resume(answers);
+        if let Some(point) = self.resume_from.take() {
+            presenter.resume(point);
         }
         self.presenter = Some(presenter);
     }

@@ -91,7 +91,8 @@ impl From<Usage> for UsageView {
             output_tokens,
             children,
             cost_micros,
-            seconds,
+            // Sums depend on the order of their parts in the last digits.
+            seconds: (seconds * 1e6).round() / 1e6,
         }
     }
 }

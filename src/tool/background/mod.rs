@@ -268,21 +268,24 @@ impl BackgroundTool {
     async fn list(&self, scope: &Scope, state: &State, call: &ToolCall) -> ToolOutput {
         let filter = argument(call, "status_filter");
         let all = BackgroundTask::all(state);
-        let wanted: Vec<&BackgroundTask> = all
-            .iter()
-            .filter(|task| matches!(filter, "" | "all") || task.status.word() == filter)
-            .collect();
-        let lines = wanted.iter().map(|task| async move {
+        let lines = all.iter().map(|task| async move {
+            let mut unknown = String::new();
             let status = match task.status.is_final() {
                 true => task.status,
                 false => match scope.tasks.snapshot(scope, task).await {
                     Ok(seen) => seen.status,
-                    Err(_) => task.status,
+                    Err(reason) => {
+                        unknown = format!(" when it was last seen. {reason}");
+                        task.status
+                    }
                 },
             };
-            format!("- {} ({}): {}", task.task_id, task.agent_name, status.word())
+            let word = status.word();
+            let is_wanted = matches!(filter, "" | "all") || word == filter;
+            is_wanted.then(|| format!("- {} ({}): {word}{unknown}", task.task_id, task.agent_name))
         });
         let lines = futures::future::join_all(lines).await;
+        let lines: Vec<String> = lines.into_iter().flatten().collect();
         let text = if lines.is_empty() {
             "There are no such background tasks.".to_owned()
         } else {

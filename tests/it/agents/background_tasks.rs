@@ -666,7 +666,8 @@ async fn calls_that_cannot_be_executed_are_error_results(server: TestServer) {
     let bob = server.human("boss").await;
     bob.says(script().calls(start("a1", "courier", "quick")).says("yes"))
         .await;
-    let task = the_task(&bob).await;
+    let mut task = the_task(&bob).await;
+    task["status"] = json!("running");
     let id = task["task_id"].as_str().unwrap().to_owned();
     let tasks = json!({"async_tasks": {id.clone(): task.clone()}});
     server
@@ -678,6 +679,13 @@ async fn calls_that_cannot_be_executed_are_error_results(server: TestServer) {
     assert_eq!(
         said,
         "check_async_task failed: This task was not begun in this conversation."
+    );
+    let said = answered(&alice, call("k3", "list_async_tasks", json!({}))).await;
+    assert_eq!(
+        said,
+        format!(
+            "list_async_tasks: - {id} (courier): running when it was last seen. This task was not begun in this conversation."
+        )
     );
 }
 

@@ -54,6 +54,7 @@ on_both_engines! {
     a_request_that_a_kill_interrupted_can_be_repeated,
     copies_and_state_updates_happen_once_for_each_key,
     a_command_that_starts_a_run_starts_it_once_for_each_key,
+    a_repeated_command_names_the_place_before_the_events_of_its_run,
 }
 
 on_postgres! {
@@ -373,6 +374,21 @@ async fn a_command_that_starts_a_run_starts_it_once_for_each_key(server: TestSer
     assert_eq!(&other["type"], &json!("error"));
     assert_eq!(other.get("result"), None);
     assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
+}
+
+async fn a_repeated_command_names_the_place_before_the_events_of_its_run(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let path = alice.path("/commands");
+    for (key, text) in [("k1", "hello"), ("k2", "hello again")] {
+        let input = json!({"messages": [{"role": "user", "content": text}]});
+        let command = json!({"id": 1, "method": "run.start", "params": {"assistant_id": "agent", "input": input}});
+        let first = post(&client, &path, key, &command).await.ok();
+        alice.run(&first["result"]).finishes().await;
+        let again = post(&client, &path, key, &command).await.ok();
+        assert!(first["meta"]["applied_through_seq"].is_i64(), "{first}");
+        assert_eq!(again, first);
+    }
 }
 
 async fn two_servers_on_one_database_share_keys(server: TestServer) {

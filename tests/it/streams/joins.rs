@@ -15,6 +15,8 @@ on_both_engines! {
     a_reader_who_joins_gets_the_beginnings_of_all_agents,
     a_reader_who_joins_a_subagent_in_the_middle_gets_the_beginning_of_its_answer,
     every_event_has_its_own_id_behind_which_the_next_one_follows,
+    a_reader_who_has_read_on_without_the_pieces_gets_the_rest_of_the_answer,
+    every_event_of_a_run_that_was_taken_over_has_its_own_id,
 }
 
 on_postgres! {
@@ -170,6 +172,53 @@ async fn every_event_has_its_own_id_behind_which_the_next_one_follows(server: Te
     server.is_stopped_and_started_again().await;
     let all = run.is_joined(Some("-1")).await.rest().await;
     let ids: HashSet<&str> = all.iter().filter_map(|frame| frame.id.as_deref()).collect();
+    assert_eq!(ids.len(), all.len(), "{all:#?}");
+    for at in 0..all.len() {
+        let rest = run.is_joined(all[at].id.as_deref()).await.rest().await;
+        assert_eq!(rest, all[at + 1..], "behind {:?}", all[at].id);
+    }
+}
+
+async fn a_reader_who_has_read_on_without_the_pieces_gets_the_rest_of_the_answer(server: TestServer) {
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let asks = json!({"text": "one two ", "tool_calls": [lookup("l1", "x")]});
+    let text = script().turn(asks).says("three").in_pieces_of(4);
+    let more = json!({"stream_mode": ["messages-tuple", "updates"], "stream_resumable": true});
+    let mut live = alice.streams(text, more).await;
+    let run = alice.run_of_id(&live.run_id());
+    let heard = live.until(|frame| frame.mode() == "updates").await;
+    assert_eq!(text_of(&heard), "one two ");
+    let last = heard.iter().rfind(|frame| frame.mode() == "messages").expect("a piece");
+    let id = last.id.as_deref().expect("an id");
+    let (seq, rest) = id.split_once('-').expect("a position");
+    let answer = rest.split(['~', '.']).nth(1).expect("an answer");
+    server.tools.called("lookup", 1).await;
+    // A server without the pieces sends the whole answer behind the last of their numbers. This reader has nothing of it but
+    // the beginning.
+    let joined = run.is_joined(Some(&format!("{seq}~{answer}.1"))).await;
+    server.tools.let_go("lookup");
+    assert_eq!(text_of(&joined.rest().await), "one two three");
+    assert_eq!(text_of(&live.rest().await), "three");
+}
+
+async fn every_event_of_a_run_that_was_taken_over_has_its_own_id(server: TestServer) {
+    server.moves_into_a_process().await;
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let text = script().calls(lookup("l1", "x")).says("found");
+    let more = json!({"stream_mode": ["values", "tasks", "messages-tuple"], "stream_resumable": true});
+    let run = alice.starts(alice.run_body(text, more)).await;
+    server.tools.called("lookup", 1).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    // The pieces of the answers are gone, so each replay is the same.
+    server.is_killed_and_started_again().await;
+    let all = run.is_joined(Some("-1")).await.rest().await;
+    let begun = all.iter().filter(|frame| frame.data["metadata"]["run_attempt"] == 2);
+    assert!(begun.count() > 0, "{all:#?}");
+    let ids: HashSet<_> = all.iter().map(|frame| frame.id.clone()).collect();
     assert_eq!(ids.len(), all.len(), "{all:#?}");
     for at in 0..all.len() {
         let rest = run.is_joined(all[at].id.as_deref()).await.rest().await;

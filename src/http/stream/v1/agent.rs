@@ -19,6 +19,8 @@ pub(super) struct PresentedAgent {
     pub namespace: Option<Arc<str>>,
     /// True if the start of the current step's calls was sent.
     pub calls_started: bool,
+    /// The number of times that the agent has started in the run: more than one after a takeover.
+    pub attempts: u32,
     /// A checkpoint whose next tasks are not known yet.
     pub pending: Option<PendingCheckpoint>,
 }
@@ -42,6 +44,7 @@ impl PresentedAgent {
             fold: AgentFold::new(origin),
             namespace: (!is_main).then(|| Arc::from(namespace_text(&origin.namespace))),
             calls_started: false,
+            attempts: 0,
             pending: None,
         }
     }

@@ -51,6 +51,9 @@ pub(super) struct AnswerBuilder {
     next: u32,
     /// True if a chunk was missed. The rest then waits for the complete message.
     has_gap: bool,
+    /// True if the chunks so far lie before the position from which the reader resumes, and nothing says yet that the
+    /// reader has them.
+    pub is_unconfirmed: bool,
 }
 
 struct PartialCall {
@@ -143,6 +146,7 @@ impl AnswerBuilder {
             usage: None,
             next: 0,
             has_gap: false,
+            is_unconfirmed: false,
         };
         if answer.header.tuple.is_some() {
             let empty = json(&answer.chunk());

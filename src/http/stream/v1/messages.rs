@@ -22,7 +22,7 @@ use crate::domain::message::{Message, Role};
 use crate::domain::run::namespace_text;
 use crate::domain::state::{State, Update};
 use crate::http::stream::MetadataDetail;
-use crate::http::stream::frame::{AnswerOffset, Frame, FrameName, json};
+use crate::http::stream::frame::{AnswerOffset, Cursor, Frame, FrameName, json};
 
 /// The messages that were sent to one reader.
 pub(super) struct Messages {
@@ -36,6 +36,8 @@ pub(super) struct Messages {
     ended: Vec<u32>,
     /// The offsets of unfinished answers that the reader received on an earlier connection.
     resume_offsets: HashMap<u32, AnswerOffset>,
+    /// The position from which the reader resumes, if it had an earlier connection.
+    seen: Option<Cursor>,
 }
 
 impl Messages {
@@ -47,6 +49,7 @@ impl Messages {
             finished: HashSet::new(),
             ended: vec![],
             resume_offsets: HashMap::new(),
+            seen: None,
         }
     }
 
@@ -54,7 +57,8 @@ impl Messages {
         self.detail = detail;
     }
 
-    pub(super) fn resume(&mut self, progress: Vec<AnswerOffset>) {
+    pub(super) fn resume(&mut self, seen: Cursor, progress: Vec<AnswerOffset>) {
+        self.seen = Some(seen);
         self.resume_offsets = progress
             .into_iter()
             .map(|progress| (progress.answer, progress))
@@ -66,9 +70,17 @@ impl Messages {
         std::mem::take(&mut self.ended)
     }
 
-    /// Adds a chunk of an answer.
-    pub(super) fn delta(&mut self, info: &RunInfo, agent: &PresentedAgent, delta: &Delta, out: &mut Vec<Frame>) {
+    /// Adds the chunk of an answer in the event `seq`.
+    pub(super) fn delta(
+        &mut self,
+        info: &RunInfo,
+        agent: &PresentedAgent,
+        seq: i64,
+        delta: &Delta,
+        out: &mut Vec<Frame>,
+    ) {
         let head = &delta.answer;
+        let is_passed = self.is_passed(seq, &head.message);
         match &delta.chunk {
             Chunk::Begin if !self.is_known(&head.message) => {
                 let model = Some((head.provider.as_str(), head.model.as_str()));
@@ -83,6 +95,7 @@ impl Messages {
                 };
                 let header = self.header(info, &source, &head.message, agent.fold.state.as_ref());
                 let mut answer = AnswerBuilder::new(header);
+                answer.is_unconfirmed = is_passed;
                 answer.take(delta.ordinal, &delta.chunk, out);
                 self.answers.insert(head.message.clone(), answer);
             }
@@ -94,10 +107,25 @@ impl Messages {
             }
             Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } | Chunk::End { .. } => {
                 if let Some(answer) = self.answers.get_mut(&head.message) {
+                    if answer.is_unconfirmed && !is_passed {
+                        let received = self.resume_offsets.get(&answer.key()).copied();
+                        answer.confirm(received);
+                    }
                     answer.take(delta.ordinal, &delta.chunk, out);
                 }
             }
         }
+    }
+
+    /// Returns true if the chunk of an answer in the event `seq` lies before the position from which the reader resumes.
+    fn is_passed(&self, seq: i64, message: &str) -> bool {
+        let Some(seen) = self.seen.filter(|seen| seq <= seen.seq) else {
+            return false;
+        };
+        let key = AnswerOffset::key_of(message.bytes());
+        let is_cut = self.resume_offsets.get(&key).is_some_and(|sent| sent.cut.is_some());
+        // A chunk that was cut is the one at the position, unless it was late.
+        seq < seen.seq || !is_cut || seen == Cursor::after(seq)
     }
 
     fn is_known(&self, message: &str) -> bool {
@@ -169,7 +197,9 @@ impl Messages {
             AnswerBuilder::new(self.header(info, &source, id, state))
         });
         let before = out.len();
-        if let Some(seen) = self.resume_offsets.remove(&answer.key()) {
+        let received = self.resume_offsets.remove(&answer.key());
+        answer.confirm(received);
+        if let Some(seen) = received {
             answer.resume(message, seen, out);
         }
         answer.complete(message, out);

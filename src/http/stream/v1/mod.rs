@@ -132,6 +132,8 @@ pub struct V1Presenter {
     starts: SeenStarts,
     /// The parts of unfinished answers and starts of steps that the reader has, by their keys.
     received: BTreeMap<u32, AnswerOffset>,
+    /// The position from which the reader resumes, if it had an earlier connection.
+    seen: Option<Cursor>,
     /// The agent that raised each interrupt; its callers repeat it.
     interrupt_origins: HashMap<InterruptId, Arc<Origin>>,
 }
@@ -152,15 +154,18 @@ impl V1Presenter {
             messages: Messages::new(modes),
             starts: SeenStarts::default(),
             received: BTreeMap::new(),
+            seen: None,
             interrupt_origins: HashMap::new(),
         }
     }
 
-    /// Restores the progress of answers that the reader received on an earlier connection.
-    pub fn resume(&mut self, answers: Vec<AnswerOffset>) {
+    /// Restores the position of the reader, and the progress of answers that it received on an earlier connection.
+    pub fn resume(&mut self, point: ResumePoint) {
+        let ResumePoint { cursor, answers } = point;
+        self.seen = Some(cursor);
         self.starts.resume(&answers);
         self.received = answers.iter().map(|answer| (answer.answer, *answer)).collect();
-        self.messages.resume(answers);
+        self.messages.resume(cursor, answers);
     }
 
     /// Returns the position from which a reader resumes after this frame of the last event.
@@ -265,7 +270,7 @@ impl V1Presenter {
                     .agents
                     .entry(lane)
                     .or_insert_with(|| PresentedAgent::new(&event.origin));
-                self.messages.delta(&self.info, agent, delta, out);
+                self.messages.delta(&self.info, agent, event.seq, delta, out);
             }
             return;
         }
@@ -382,6 +387,7 @@ impl V1Presenter {
 
     fn started(&mut self, agent: &mut PresentedAgent, attempt: u32, resumed: bool, out: &mut Vec<Frame>) {
         agent.calls_started = false;
+        agent.attempts = agent.attempts.saturating_add(1);
         self.note_head(agent);
         self.starts.finish(agent.fold.origin.lane);
         if agent.fold.is_main() {

@@ -12,7 +12,7 @@ use super::{StreamMode, V1Presenter, tool_events, trace_records};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Origin};
 use crate::domain::id::CheckpointId;
-use crate::http::stream::frame::{AnswerOffset, Frame};
+use crate::http::stream::frame::{AnswerOffset, Cursor, Frame};
 
 /// The kind of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,11 +34,14 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// The start of the step after `head`, as `event` reveals it.
-    fn of(kind: StartKind, head: Option<CheckpointId>, event: &Event) -> Self {
+    /// The start of the step after `head`, as `event` reveals it. An agent that starts again after a takeover begins the step
+    /// again, which then is another start.
+    fn of(kind: StartKind, head: Option<CheckpointId>, attempts: u32, event: &Event) -> Self {
         let head = head.map_or([0; 16], |head| *head.0.as_bytes());
+        let again = (attempts > 1).then(|| attempts.to_le_bytes());
+        let name = [kind as u8].into_iter().chain(head);
         Self {
-            key: AnswerOffset::key_of([kind as u8].into_iter().chain(head)),
+            key: AnswerOffset::key_of(name.chain(again.into_iter().flatten())),
             is_late: !matches!(event.body, EventBody::Begun(_)),
         }
     }
@@ -100,6 +103,9 @@ impl SeenStarts {
 impl V1Presenter {
     /// Sends the tasks whose start `event` reveals: those of its own agent, and the calls of the agents above it.
     pub(super) fn start_tasks(&mut self, event: &Event, out: &mut Vec<Frame>) {
+        if self.is_passed(event) {
+            return;
+        }
         for lane in self.at_or_above(&event.origin) {
             let Some(agent) = self.agents.get_mut(&lane) else {
                 continue;
@@ -113,11 +119,12 @@ impl V1Presenter {
                 NextTasks::Calls
             };
             let head = agent.fold.head;
+            let attempts = agent.attempts;
             let mut frames = vec![];
             if let Some(agent) = self.agents.get(&lane) {
                 self.steps(event.at).begin(agent, &pending, &next, &mut frames);
             }
-            let start = Start::of(StartKind::Tasks, head, event);
+            let start = Start::of(StartKind::Tasks, head, attempts, event);
             self.starts.take(lane, start, &mut frames);
             out.append(&mut frames);
         }
@@ -125,6 +132,9 @@ impl V1Presenter {
 
     /// Sends the calls whose start `event` reveals: those of its own agent, or of the agents above it.
     pub(super) fn start_calls(&mut self, event: &Event, out: &mut Vec<Frame>) {
+        if self.is_passed(event) {
+            return;
+        }
         for lane in self.at_or_above(&event.origin) {
             let is_own = lane == event.origin.lane;
             let Some(agent) = self.agents.get(&lane) else {
@@ -142,6 +152,7 @@ impl V1Presenter {
                 | EventBody::Output { .. } => &[],
             };
             let head = agent.fold.head;
+            let attempts = agent.attempts;
             let mut records = vec![];
             if self.modes.has(StreamMode::Events) {
                 trace_records::start_calls(&self.info, agent, made_before, &mut records);
@@ -154,10 +165,17 @@ impl V1Presenter {
                 agent.calls_started = true;
             }
             for (kind, mut frames) in [(StartKind::Calls, records), (StartKind::Tools, calls)] {
-                self.starts.take(lane, Start::of(kind, head, event), &mut frames);
+                self.starts
+                    .take(lane, Start::of(kind, head, attempts, event), &mut frames);
                 out.append(&mut frames);
             }
         }
+    }
+
+    /// Returns true for an event that is not stored and lies before the position from which the reader resumes. The reader may
+    /// have read the later events without it, so the start comes with the next event, without the frames that the reader has.
+    fn is_passed(&self, event: &Event) -> bool {
+        !event.body.is_stored() && self.seen.is_some_and(|seen| seen >= Cursor::after(event.seq))
     }
 
     /// The known agents from the main agent down to this one.

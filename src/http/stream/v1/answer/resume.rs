@@ -79,6 +79,25 @@ impl AnswerBuilder {
         out.drain(first..out.len().min(first.saturating_add(sent)));
     }
 
+    /// Compares the chunks before the position from which the reader resumes with what the reader has `received` of the
+    /// answer. A reader that has read on at a server without the chunks lacks them, so the answer begins anew and waits for the
+    /// complete message.
+    pub(in crate::http::stream::v1) fn confirm(&mut self, received: Option<AnswerOffset>) {
+        if !std::mem::take(&mut self.is_unconfirmed) {
+            return;
+        }
+        let received = received.map(|sent| sent.cut.map_or(sent.offset, |cut| cut.from));
+        if self.progress().map(|taken| taken.offset) == received.filter(|offset| *offset > 0) {
+            return;
+        }
+        self.started = false;
+        self.ended = false;
+        self.text.clear();
+        self.reasoning.clear();
+        self.calls.clear();
+        self.has_gap = true;
+    }
+
     fn set_sent(&mut self, message: &Message, offset: u32) {
         let sent = Prefix::of(message, offset);
         self.started = offset > 0;

@@ -331,8 +331,9 @@ impl Play {
         let mut presenter = self.presenter(modes, true);
         let seen = id.map(|id| {
             let point: ResumePoint = id.parse().unwrap();
-            presenter.resume(point.answers);
-            point.cursor
+            let seen = point.cursor;
+            presenter.resume(point);
+            seen
         });
         let mut all = vec![];
         for event in events {

@@ -84,6 +84,29 @@ fn a_live_stream_is_resumed_after_any_frame_with_the_next_one() {
     check_every_position(&play, &play.events, &ALL);
 }
 
+#[test]
+fn a_stream_over_takeovers_is_resumed_after_any_frame_with_the_next_one() {
+    let mut play = Play::new();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    // Other servers go on before the model has answered, and before its call has a result.
+    play.start(&main, true);
+    play.say(
+        &mut main,
+        "m1",
+        "let me see",
+        &[call("c1", "lookup", json!({"q": "x"}))],
+    );
+    play.start(&main, true);
+    play.answer(&mut main, 0, "found", false);
+    play.tools(&mut main);
+    play.say(&mut main, "m2", "here you are", &[]);
+    play.end(&main);
+    let stored = stored(&play);
+    check_every_position(&play, &stored, &[StreamMode::Tasks, StreamMode::MessagesTuple]);
+}
+
 /// Returns the parts of a message that a client knows: its text, its finish reasons, its tokens and its ends.
 fn known(frames: &[&Frame], message: &str) -> (String, Vec<Value>, u64, usize) {
     let pieces = frames.iter().filter(|frame| frame.event.word == "messages");
@@ -113,6 +136,39 @@ fn a_live_stream_that_is_resumed_when_its_pieces_are_gone_adds_up() {
         for message in ["m1", "s1", "m2"] {
             assert_eq!(known(&both, message), known(&whole, message), "after {}", live[at].0);
         }
+    }
+}
+
+#[test]
+fn a_replay_that_is_resumed_where_the_pieces_still_are_adds_up() {
+    let play = delegation();
+    let stored = stored(&play);
+    let modes = [StreamMode::MessagesTuple, StreamMode::Messages];
+    let all = play.resume(&stored, &modes, None);
+    let whole: Vec<&Frame> = all.iter().map(|(_, frame)| frame).collect();
+    for at in 0..all.len() {
+        let rest = play.resume(&play.events, &modes, Some(&all[at].0));
+        let both: Vec<&Frame> = all[..=at].iter().chain(&rest).map(|(_, frame)| frame).collect();
+        for message in ["m1", "s1", "m2"] {
+            assert_eq!(known(&both, message), known(&whole, message), "after {}", all[at].0);
+        }
+    }
+}
+
+#[test]
+fn a_replay_that_is_resumed_where_the_starts_still_are_has_each_task_once() {
+    let play = delegation();
+    let stored = stored(&play);
+    let modes = [StreamMode::Tasks];
+    let all = play.resume(&stored, &modes, None);
+    let sorted = |frames: &[(String, Frame)]| {
+        let mut texts: Vec<String> = frames.iter().map(|(_, frame)| data(frame).to_string()).collect();
+        texts.sort();
+        texts
+    };
+    for at in 0..all.len() {
+        let rest = play.resume(&play.events, &modes, Some(&all[at].0));
+        assert_eq!(sorted(&rest), sorted(&all[at + 1..]), "after {}", all[at].0);
     }
 }
 
