@@ -151,21 +151,21 @@ ROWS = [
 
 
 @contextlib.contextmanager
-def running(command, cwd, ready, **more):
-    """Runs a program while it is needed. It is ready when the URL answers."""
+def running(command, cwd, ready, seconds=30, **more):
+    """Runs a program while it is needed. It is ready when the URL answers, after this many seconds at most."""
     with open(Path(cwd) / "log.txt", "ab") as log:
         process = subprocess.Popen(command, cwd=cwd, stdout=log, stderr=log, **more)
     try:
-        wait_until_ready(process, ready, Path(cwd) / "log.txt")
+        wait_until_ready(process, ready, Path(cwd) / "log.txt", seconds)
         yield process
     finally:
         process.terminate()
         process.wait()
 
 
-def wait_until_ready(process, url, log):
+def wait_until_ready(process, url, log, seconds):
     """Waits until a server answers."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         try:
             urllib.request.urlopen(url, timeout=1)
