@@ -39,7 +39,7 @@ async fn a_task_that_does_not_end_is_dropped_at_the_deadline() {
         std::future::pending::<()>().await;
     });
 
-    let begun = tokio::time::Instant::now();
+    let begun = Instant::now();
     shutdown.begin();
 
     let reason = "the deadline of 30 s was reached".to_owned();
