@@ -48,6 +48,11 @@ impl AnswerOffset {
     /// The offset of a finished answer.
     pub const END: u32 = u32::MAX;
 
+    /// Returns the length of the chunks of which all frames were sent.
+    pub fn of_whole_chunks(self) -> u32 {
+        self.cut.map_or(self.offset, |cut| cut.from)
+    }
+
     /// Returns a hash of the name of an answer. It is the same in every process, since clients send it back.
     pub fn key_of(name: impl IntoIterator<Item = u8>) -> u32 {
         // FNV-1a.

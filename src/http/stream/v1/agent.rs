@@ -19,7 +19,8 @@ pub(super) struct PresentedAgent {
     pub namespace: Option<Arc<str>>,
     /// True if the start of the current step's calls was sent.
     pub calls_started: bool,
-    /// The number of times that the agent has started in the run: more than one after a takeover.
+    /// The number of times that the agent has started in the run up to the current step, where more than one are takeovers
+    /// in that step.
     pub attempts: u32,
     /// A checkpoint whose next tasks are not known yet.
     pub pending: Option<PendingCheckpoint>,
@@ -73,5 +74,7 @@ impl PresentedAgent {
     pub(super) fn advance(&mut self, entry: &Entry) {
         self.fold.advance(entry);
         self.calls_started = false;
+        // Readers that joined later, and servers of earlier versions, count the next step like any other.
+        self.attempts = 1;
     }
 }

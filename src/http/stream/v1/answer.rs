@@ -33,6 +33,13 @@ pub(super) struct AnswerHeader {
     pub records: Option<TracedModelCall>,
 }
 
+impl AnswerHeader {
+    /// The metadata of the response before its end.
+    fn response_metadata(&self) -> Map<String, Value> {
+        Map::from_iter([("model_provider".to_owned(), json!(self.provider))])
+    }
+}
+
 /// An answer as one reader has received it.
 pub(super) struct AnswerBuilder {
     header: AnswerHeader,
@@ -132,9 +139,9 @@ const UP_TO_TEXT: usize = CONTENT.len() - 1 + 2;
 
 impl AnswerBuilder {
     pub(super) fn new(header: AnswerHeader) -> Self {
-        let response_metadata = Map::from_iter([("model_provider".to_owned(), json!(header.provider))]);
         let mut answer = Self {
             key: AnswerOffset::key_of(header.message.bytes()),
+            response_metadata: header.response_metadata(),
             header,
             after_text: Bytes::new(),
             started: false,
@@ -142,7 +149,6 @@ impl AnswerBuilder {
             text: String::new(),
             reasoning: String::new(),
             calls: vec![],
-            response_metadata,
             usage: None,
             next: 0,
             has_gap: false,
@@ -176,7 +182,7 @@ impl AnswerBuilder {
     }
 
     /// The length that was sent; 0 if nothing was.
-    fn offset(&self) -> u32 {
+    pub(super) fn offset(&self) -> u32 {
         self.progress().map_or(0, |progress| progress.offset)
     }
 

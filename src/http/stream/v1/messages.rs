@@ -122,10 +122,14 @@ impl Messages {
         let Some(seen) = self.seen.filter(|seen| seq <= seen.seq) else {
             return false;
         };
+        if seq < seen.seq || seen == Cursor::after(seq) {
+            return true;
+        }
+        // A reader that has only what came before the chunk at the position lacks some frames of it, which follow.
         let key = AnswerOffset::key_of(message.bytes());
-        let is_cut = self.resume_offsets.get(&key).is_some_and(|sent| sent.cut.is_some());
-        // A chunk that was cut is the one at the position, unless it was late.
-        seq < seen.seq || !is_cut || seen == Cursor::after(seq)
+        let received = self.resume_offsets.get(&key).copied();
+        let before = self.answers.get(message).map_or(0, AnswerBuilder::offset);
+        before != received.map_or(0, AnswerOffset::of_whole_chunks)
     }
 
     fn is_known(&self, message: &str) -> bool {

@@ -86,8 +86,7 @@ impl AnswerBuilder {
         if !std::mem::take(&mut self.is_unconfirmed) {
             return;
         }
-        let received = received.map(|sent| sent.cut.map_or(sent.offset, |cut| cut.from));
-        if self.progress().map(|taken| taken.offset) == received.filter(|offset| *offset > 0) {
+        if self.offset() == received.map_or(0, AnswerOffset::of_whole_chunks) {
             return;
         }
         self.started = false;
@@ -95,6 +94,8 @@ impl AnswerBuilder {
         self.text.clear();
         self.reasoning.clear();
         self.calls.clear();
+        self.response_metadata = self.header.response_metadata();
+        self.usage = None;
         self.has_gap = true;
     }
 

@@ -176,6 +176,14 @@ impl Play {
 
     /// Logs an answer of the model: its chunks, then the message.
     pub(super) fn say(&mut self, agent: &mut Agent, id: &str, text: &str, calls: &[ToolCall]) {
+        for piece in self.pieces(agent, id, text, calls) {
+            self.put(agent, piece);
+        }
+        self.conclude(agent, id, text, calls);
+    }
+
+    /// The chunks of an answer of the model.
+    pub(super) fn pieces(&self, agent: &Agent, id: &str, text: &str, calls: &[ToolCall]) -> Vec<EventBody> {
         let head = Arc::new(AnswerHead {
             message: id.to_owned(),
             task: agent.machine.task(MODEL),
@@ -184,16 +192,20 @@ impl Play {
             model: "mock".to_owned(),
         });
         let message = message(&agent.origin.agent, id, text, calls);
-        for (ordinal, chunk) in (0..).zip(pieces(text, calls, &message)) {
-            self.put(
-                agent,
-                EventBody::Delta(Delta {
-                    answer: Arc::clone(&head),
-                    ordinal,
-                    chunk,
-                }),
-            );
-        }
+        let pieces = (0..).zip(pieces(text, calls, &message));
+        let delta = |(ordinal, chunk)| {
+            EventBody::Delta(Delta {
+                answer: Arc::clone(&head),
+                ordinal,
+                chunk,
+            })
+        };
+        pieces.map(delta).collect()
+    }
+
+    /// Logs the message that an answer of the model has become.
+    pub(super) fn conclude(&mut self, agent: &mut Agent, id: &str, text: &str, calls: &[ToolCall]) {
+        let message = message(&agent.origin.agent, id, text, calls);
         let entry = agent
             .machine
             .model_done(&agent.plan, message, Update::none(), CheckpointId::mint());
