@@ -7,6 +7,9 @@ Usage: side_by_side.py --server PROGRAM --agentbench PROGRAM [options]
 around it. For each row of the table both servers are asked one after the other, `--rounds` times, each with a new database. The table
 has the medians, and their ratios, which say more than the milliseconds: client, model and both servers share the processors.
 
+With `--database URL` the server has another database than SQLite, which keeps what is stored from one measurement to the next; the
+processor time of the processes `--also PID`, with their children, counts to that of the server.
+
 With `--write FILE` the table replaces the one in a document, as in `docs/testing-and-performance.md`. With `--only WORD` there are only
 the rows whose names contain the word; they are printed and not written. With `--keys` the server asks for an API key, which the client
 must send as `x-api-key` if the variable `AGENTBENCH_KEY` has one: compare with a run without.
@@ -188,7 +191,8 @@ class Comparison:
     def measure(self, row, folder, server):
         """Returns what the client says about one server."""
         with running_server(self, server, folder) as (base, process):
-            command = [self.options.agentbench, "load", "--base", base, "--pid", str(process.pid)]
+            counted = [process.pid, *self.options.also] if server != "bare" else [process.pid]
+            command = [self.options.agentbench, "load", "--base", base, "--pid", ",".join(map(str, counted))]
             command += row.arguments.split() + ["--secs", str(self.options.secs), "--assistant", row.assistant]
             client = subprocess.run(command, capture_output=True, text=True)
         if client.returncode:
@@ -269,6 +273,9 @@ def main():
     parser.add_argument("--server", type=Path, help="the program of the server")
     parser.add_argument("--agentbench", type=Path, help="the load client, with the fake model and the bare server")
     parser.add_argument("--database", default="sqlite://adjutant.db", help="the URL of the server's database")
+    parser.add_argument(
+        "--also", type=int, nargs="*", default=[], help="a further process that counts to the server, such as that of its database"
+    )
     parser.add_argument("--keys", action="store_true", help="the server asks for an API key")
     parser.add_argument("--secs", type=float, default=8, help="the duration of one measurement")
     parser.add_argument("--rounds", type=int, default=3, help="the measurements of each server for a row")
