@@ -333,7 +333,7 @@ async fn a_server_stops_in_good_order_when_its_terminal_is_closed_but_not_under_
     // A launcher hands on what it gets, and the terminal sends the signal to both.
     served.gets("-HUP");
     served.gets("-HUP");
-    let said = served.is_over();
+    let said = served.ends();
     assert!(said.contains("signal=\"SIGHUP\""), "{said}");
     assert!(
         said.lines().last().is_some_and(|line| line.ends_with("stopped")),

@@ -108,11 +108,11 @@ impl Served {
     /// Stops the server and returns its log.
     pub(super) fn stops(self) -> String {
         self.gets("-TERM");
-        self.is_over()
+        self.ends()
     }
 
     /// Waits until the server has stopped in good order, and returns its log.
-    pub(super) fn is_over(mut self) -> String {
+    pub(super) fn ends(mut self) -> String {
         self.log.read_to_string(&mut self.said).expect("text");
         assert!(self.child.wait().expect("an end").success(), "{}", self.said);
         std::mem::take(&mut self.said)
