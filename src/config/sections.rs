@@ -142,8 +142,8 @@ pub struct Storage {
     pub prepared_statements: Option<bool>,
     /// The maximum time of one statement, including the wait for locks, in seconds.
     pub statement_timeout_s: f64,
-    /// The number of connections to Postgres, besides one that listens for notifications. Searches use up to a quarter of
-    /// them. SQLite has connections of its own.
+    /// The number of connections to Postgres, besides one that listens for notifications and one that renews the lease.
+    /// Searches use up to a quarter of them. SQLite has connections of its own.
     pub connections: u32,
     /// The time to connect to a host of Postgres, in seconds: when the server starts, and when it looks for the primary.
     pub connect_timeout_s: f64,

@@ -488,10 +488,17 @@ async fn open_postgres(
     // A pooler gives the session to others after this statement.
     let session = (!is_pooled).then(|| settings.of_session());
     let reach = &outfit.listening.reach;
-    let pool = postgres_pool(limits.connections, &hosts, reach, session);
+    let pool = postgres_pool(limits.connections, &hosts, reach, session.clone());
     let connections = pool.connect_with(hosts.latest_options()).await?;
+    let lease = postgres_pool(1, &hosts, reach, session).connect_lazy_with(hosts.latest_options());
     let settings = is_pooled.then_some(&settings);
-    Ok(PostgresPool::new(connections, hosts, Arc::clone(reach), settings))
+    Ok(PostgresPool::new(
+        connections,
+        lease,
+        hosts,
+        Arc::clone(reach),
+        settings,
+    ))
 }
 
 /// Returns a pool whose connections begin with the statements `session`, if there are any.

@@ -172,7 +172,7 @@ pub struct DbLimits {
     pub statement: Duration,
     /// The timeout of a connection to a host of Postgres, but for those of the pool.
     pub connect: Duration,
-    /// The number of connections to Postgres, besides the one that listens.
+    /// The number of connections to Postgres, besides the one that listens and the one of the lease.
     pub connections: u32,
     /// The number of characters from which base64 content is stored as a blob.
     pub blob_min_chars: usize,
@@ -494,6 +494,28 @@ impl Db {
         })
     }
 
+    /// Runs a write like [`Db::write`], for the lease of this process: while many writes wait, it must not wait behind them. On
+    /// Postgres it has a connection of its own. On SQLite, where no other process can take the lease, it is queued.
+    ///
+    /// # Errors
+    /// As [`Db::write`].
+    pub async fn write_for_lease<T, J>(&self, operation: J) -> DbResult<T>
+    where
+        T: Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+    {
+        let (operation, outcome) = DbOperation::with_outcome(operation);
+        let access = RowAccess::required()?;
+        match &self.0.readers {
+            Readers::Writer | Readers::Sqlite { .. } => self.0.queue.run(access, operation).await?,
+            Readers::Postgres(pool) => {
+                let limit = self.0.limits.transaction();
+                writer::write_for_lease(pool, &self.0.parts, access, operation, limit).await?;
+            }
+        }
+        outcome.into_result()
+    }
+
     /// Accepts no more operations, finishes the accepted ones, and closes all connections.
     pub async fn close(&self) {
         self.0.closing.cancel();
@@ -503,7 +525,7 @@ impl Db {
             Readers::Sqlite { searches, .. } => searches.close().await,
             Readers::Postgres(pool) => {
                 // The timeout keeps a database that does not answer from blocking the shutdown.
-                if tokio::time::timeout(self.0.limits.transaction(), pool.connections.close())
+                if tokio::time::timeout(self.0.limits.transaction(), pool.close())
                     .await
                     .is_err()
                 {

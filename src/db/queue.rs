@@ -50,6 +50,19 @@ pub(super) struct CompletedOperation {
 }
 
 impl QueuedOperation {
+    /// Creates an operation of the current task that works for whom `access` says, and the receiver of its answer.
+    pub(super) fn new(access: RowAccess, operation: DbOperation) -> (Self, oneshot::Receiver<DbResult<()>>) {
+        let (answer, outcome) = oneshot::channel();
+        let queued = Self {
+            operation,
+            access,
+            span: Span::current(),
+            entries: PendingEntries::current(),
+            answer,
+        };
+        (queued, outcome)
+    }
+
     /// Runs the operation, without ending the transaction.
     pub(super) async fn run(self, tx: &mut Tx<'_>) -> CompletedOperation {
         CompletedOperation {
@@ -106,17 +119,8 @@ async fn run_to_end(operation: DbOperation, entries: Option<PendingEntries>, tx:
 impl TransactionQueue {
     /// Queues an operation that works for whom `access` says, and waits for its answer.
     pub(super) async fn run(&self, access: RowAccess, operation: DbOperation) -> DbResult<()> {
-        let (answer, outcome) = oneshot::channel();
-        self.0
-            .send(QueuedOperation {
-                operation,
-                access,
-                span: Span::current(),
-                entries: PendingEntries::current(),
-                answer,
-            })
-            .await
-            .map_err(|_| DbError::Closed)?;
+        let (queued, outcome) = QueuedOperation::new(access, operation);
+        self.0.send(queued).await.map_err(|_| DbError::Closed)?;
         // A dropped operation took too long. The queue is closed only when the database is closed.
         outcome.await.map_err(|_| {
             if self.0.is_closed() {

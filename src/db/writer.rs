@@ -19,6 +19,7 @@ use super::DbLimits;
 use super::engine::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
 use super::notifications::Listening;
+use super::operation::DbOperation;
 use super::queue::{CompletedOperation, OperationReceiver, QueuedOperation, next};
 use super::reader::give_back;
 use super::row_security::RowAccess;
@@ -255,6 +256,25 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PostgresPool, count: usize
         writer
     };
     (0..count).map(|_| writer()).collect()
+}
+
+/// Runs an operation on the connection that is kept for the lease, whatever waits in the queue and for the pool.
+///
+/// # Errors
+/// Those of the operation, and [`DbError::Unavailable`] when it took longer than `limit`.
+pub(super) async fn write_for_lease(
+    pool: &PostgresPool,
+    parts: &TxParts,
+    access: RowAccess,
+    operation: DbOperation,
+    limit: Duration,
+) -> DbResult<()> {
+    let pool = pool.of_lease();
+    let (queued, outcome) = QueuedOperation::new(access, operation);
+    let write = parts.sealing.scope(write_one(&pool, parts, queued, limit));
+    // The operation is dropped at the timeout, and its answer with it.
+    let _ = tokio::time::timeout(limit, Box::pin(write)).await;
+    outcome.await.unwrap_or_else(|_| Err(DbError::late()))
 }
 
 async fn write_one(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation, limit: Duration) {

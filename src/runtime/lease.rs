@@ -156,7 +156,7 @@ impl Dispatcher {
         }
         let id = self.core.id;
         let lease = self.lease;
-        let write = self.core.db.write(move |tx| {
+        let write = self.core.db.write_for_lease(move |tx| {
             Box::pin(async move {
                 db::workers::renew_lease(tx, id, lease, session_lock).await?;
                 DbResult::Ok((

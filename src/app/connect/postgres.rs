@@ -20,12 +20,12 @@ pub(super) fn plan(config: &Config) -> Vec<PlannedCheck> {
     }
     let limits = database_limits(storage);
     let url = storage.session_url();
-    // One connection listens for notifications. Those of a pooler are its own.
+    // One connection listens for notifications, and one renews the lease. Those of a pooler are its own.
     let pooled = storage.direct_url.as_ref().map(|_| storage.url.to_string());
     let needed = if pooled.is_some() {
         1
     } else {
-        i64::from(storage.connections) + 1
+        i64::from(storage.connections) + 2
     };
     let name = url.to_string();
     let pooler = pooled.map(|name| {

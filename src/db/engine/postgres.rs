@@ -28,6 +28,8 @@ const BEGIN_READ: &str = "begin isolation level repeatable read read only";
 #[derive(Clone)]
 pub(in crate::db) struct PostgresPool {
     pub(in crate::db) connections: PgPool,
+    /// One connection, which renews the lease of this process while others wait for `connections`.
+    lease: PgPool,
     /// The hosts of the connections. The pool knows one at a time.
     pub(in crate::db) hosts: Arc<PostgresHosts>,
     /// The listener, which looks for the host that takes writes.
@@ -42,6 +44,7 @@ impl PostgresPool {
     /// Takes a pool. Transactions on it make these settings, if there are any.
     pub(super) fn new(
         connections: PgPool,
+        lease: PgPool,
         hosts: Arc<PostgresHosts>,
         reach: Arc<Reachability>,
         settings: Option<&SessionSettings>,
@@ -49,6 +52,7 @@ impl PostgresPool {
         let settings = settings.map(SessionSettings::of_transaction).unwrap_or_default();
         Self {
             connections,
+            lease,
             hosts,
             reach,
             begin_write: format!("{BEGIN_WRITE}{settings}"),
@@ -59,8 +63,24 @@ impl PostgresPool {
     /// Has new connections lead to the latest host.
     pub(in crate::db) fn follow_host(&self) {
         if self.hosts.are_several() {
-            self.connections.set_connect_options(self.hosts.latest_options());
+            for pool in [&self.connections, &self.lease] {
+                pool.set_connect_options(self.hosts.latest_options());
+            }
         }
+    }
+
+    /// Returns the pool with the connection of the lease alone.
+    pub(in crate::db) fn of_lease(&self) -> Self {
+        Self {
+            connections: self.lease.clone(),
+            ..self.clone()
+        }
+    }
+
+    /// Closes all connections.
+    pub(in crate::db) async fn close(&self) {
+        self.lease.close().await;
+        self.connections.close().await;
     }
 }
 

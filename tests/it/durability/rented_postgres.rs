@@ -55,8 +55,8 @@ async fn connections_are_encrypted_and_the_certificate_is_checked() {
             where a.application_name = 'adjutant' and s.ssl";
         let encrypted: i64 = query_scalar(open).fetch_one(&mut admin).await.expect("a number");
         assert!(
-            (2..=5).contains(&encrypted),
-            "{encrypted}: four, and the one that listens"
+            (2..=6).contains(&encrypted),
+            "{encrypted}: four, the one that listens and the one of the lease"
         );
         let plain = "select count(*) from pg_stat_activity where application_name = 'adjutant' and client_addr is null";
         let plain: i64 = query_scalar(plain).fetch_one(&mut admin).await.expect("a number");

@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use adjutant::domain::time::{Clock, ManualClock, SystemClock};
+use futures::future::join_all;
 use reqwest::Method;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, raw_sql};
@@ -416,6 +417,48 @@ async fn a_run_that_ends_with_its_client_is_cancelled_if_the_client_leaves_befor
         let run = alice.run(&alice.runs().await[0]);
         eventually(async || run.status().await == "interrupted").await;
         server.tools.let_go("lookup");
+        other.close().await.expect("a clean goodbye");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_writes_all_wait_for_a_lock_keeps_its_lease() {
+    /// Half of the connections of the server.
+    const WRITERS: usize = 8;
+    const WAITING: &str = "select count(*) from pg_stat_activity where datname = current_database() \
+        and wait_event_type = 'Lock'";
+    const ALIVE_UNTIL: &str = "select max(alive_until) from workers";
+    play(Engine::Postgres, async |server: TestServer| {
+        server.tools.hold("lookup");
+        let alice = server.human("plain").await;
+        let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+        server.tools.called("lookup", 1).await;
+        let bob = server.human("plain").await;
+        let mut other = PgConnection::connect(&server.database_url())
+            .await
+            .expect("a connection");
+        let id = server.id_in_sql(&bob.thread);
+        let lock = format!("set adjutant.tenant = '*'; begin; select 1 from threads where thread_id = {id} for update");
+        raw_sql(AssertSqlSafe(lock))
+            .execute(&mut other)
+            .await
+            .expect("the lock");
+        let path = bob.path("");
+        let changes = (0..2 * WRITERS).map(|_| bob.client().patch(&path, json!({"metadata": {"colour": "red"}})));
+        let renewals = async {
+            eventually(async || usize::try_from(server.number_in_database(WAITING).await).is_ok_and(|n| n >= WRITERS))
+                .await;
+            let before = server.number_in_database(ALIVE_UNTIL).await;
+            // Two leases of the harness later, in microseconds.
+            eventually(async || server.number_in_database(ALIVE_UNTIL).await > before + 4_000_000).await;
+            raw_sql("rollback").execute(&mut other).await.expect("it is there");
+        };
+        tokio::join!(join_all(changes), renewals);
+        server.tools.let_go("lookup");
+        run.finishes().await;
+        assert_eq!(run.status().await, "success");
+        assert_eq!(server.tools.calls_of("lookup").len(), 1);
         other.close().await.expect("a clean goodbye");
     })
     .await;
