@@ -246,7 +246,8 @@ mod tests {
         let settings = settings();
         let pool = PgPool::connect_lazy("postgres://localhost/none").expect("a pool");
         let hosts = Arc::new(PostgresHosts::of("postgres://localhost/none").expect("hosts"));
-        let new = |settings| PostgresPool::new(pool.clone(), Arc::clone(&hosts), Arc::default(), settings);
+        let new =
+            |settings| PostgresPool::new(pool.clone(), pool.clone(), Arc::clone(&hosts), Arc::default(), settings);
         let direct = new(None);
         assert_eq!(direct.begin_write, "begin");
         assert_eq!(direct.begin_read, "begin isolation level repeatable read read only");
