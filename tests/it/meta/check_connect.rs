@@ -529,7 +529,7 @@ async fn a_postgres_with_too_few_connections_is_reported() {
     };
     let message = found["message"].as_str().expect("a text");
     assert!(
-        message.ends_with("of 10 are free, but this server takes up to 17"),
+        message.ends_with("of 10 are free, but this server takes up to 18"),
         "{message}"
     );
 }
