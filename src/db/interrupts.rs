@@ -229,7 +229,7 @@ pub async fn insert_later(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult
         expires_at = excluded.expires_at";
     let id = &record.interrupt.id;
     let earlier = tx.statement(FIND).bind(record.thread.0).bind(id.0.as_str());
-    let rows = earlier.fetch_in_order().await?;
+    let rows = earlier.fetch_later().await?;
     let sealer = tx.sealer_of_thread(record.thread).await?;
     let interrupt = sealer.encode(&cell("interrupt", id), &record.interrupt)?;
     let resolution = encode_resolution(&sealer, id, record.resolution.as_ref())?;
