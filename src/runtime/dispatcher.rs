@@ -19,7 +19,6 @@ use super::journal::LaneJournal;
 use super::prepare::{self, BegunRun, ContinuedWork, FirstStep, ReadyMachine};
 use super::retry::retry_until_available;
 use super::run_context::{RunContext, exit_reason_of};
-use super::runs::Runs;
 use super::shared::Core;
 use super::shared::job_queue::JobQueue;
 use super::shared::parts::RuntimeParts;
@@ -323,7 +322,7 @@ impl Dispatcher {
     pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
         let followers = &claim.run.request.followers;
         if !followers.is_empty() && !followers.contains(&self.core.id) {
-            Runs::new(self).cancel_unless_followed(claim.run.id);
+            self.core.unfollowed.add_left(claim.run.id);
         }
         self.start_driving(
             Arc::new(self.run_context(claim)),

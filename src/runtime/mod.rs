@@ -179,6 +179,8 @@ impl RuntimeHandles {
         );
         let handles = Self::new(&dispatcher);
         wake_with_clock(&dispatcher);
+        let cancelling = handles.runs.clone().cancel_unfollowed_runs();
+        spawn_essential(&core.shutdown, "unfollowed runs", cancelling);
         let jobs = JobRunner::new(handles.clone());
         if claims {
             spawn_essential(&core.shutdown, "dispatcher", dispatcher.dispatch());
