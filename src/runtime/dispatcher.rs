@@ -37,6 +37,7 @@ use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::RunStatus;
 use crate::domain::state_size::StateSize;
 use crate::domain::time::Timestamp;
+use crate::tool::background::Tasks;
 
 mod scope;
 mod uncertain_claims;
@@ -69,6 +70,8 @@ pub(super) struct Dispatcher {
     /// The pause between two heartbeats.
     pub(super) heartbeat: Duration,
     store: Store,
+    /// Returns the background tasks that a run can start. They are runs, too, so their module builds on this one.
+    tasks_of: fn(&Arc<Self>) -> Arc<dyn Tasks>,
     pub(super) slots: Arc<Semaphore>,
     /// The number of slots, free or not.
     pub(super) slot_count: usize,
@@ -122,12 +125,15 @@ impl Active {
 }
 
 impl Dispatcher {
-    pub(super) fn new(parts: RuntimeParts, jobs: JobQueue) -> Self {
+    /// Returns the dispatcher of a process that has just started. `tasks_of` returns the background tasks that its runs can
+    /// start.
+    pub(super) fn new(parts: RuntimeParts, jobs: JobQueue, tasks_of: fn(&Arc<Self>) -> Arc<dyn Tasks>) -> Self {
         let slot_count = if parts.claims { parts.max_concurrent_runs } else { 0 };
         Self {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             store: parts.store.clone(),
+            tasks_of,
             slot_count,
             slots: Arc::new(Semaphore::new(slot_count)),
             calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),

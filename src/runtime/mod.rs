@@ -41,6 +41,7 @@ use futures::FutureExt;
 
 use crate::db::{Engine, RowAccess};
 use crate::shutdown::Shutdown;
+use crate::tool::background::Tasks;
 
 mod access;
 mod admission;
@@ -126,6 +127,7 @@ pub use trace::called_by;
 pub use unfollowed_runs::FollowingClient;
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
+use background::BackgroundTasks;
 use dispatcher::Dispatcher;
 use jobs::JobRunner;
 use shared::job_queue::JobQueue;
@@ -139,6 +141,11 @@ pub(crate) fn spawn_essential(
 ) {
     let task = RowAccess::Server.scope(task.boxed());
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
+}
+
+/// Returns the background tasks that the runs of a dispatcher can start.
+fn tasks_of(dispatcher: &Arc<Dispatcher>) -> Arc<dyn Tasks> {
+    Arc::new(BackgroundTasks::new(Runs::new(dispatcher)))
 }
 
 /// Has the loops look again when the clock is moved: they sleep until times of the clock.
@@ -161,7 +168,7 @@ impl RuntimeHandles {
         let files = std::mem::take(&mut parts.sources.files);
         parts.metrics.work().set_known_names(files.labels());
         let claims = parts.claims;
-        let dispatcher = Arc::new(Dispatcher::new(parts, JobQueue::new(jobs::limits_of)));
+        let dispatcher = Arc::new(Dispatcher::new(parts, JobQueue::new(jobs::limits_of), tasks_of));
         let core = Arc::clone(&dispatcher.core);
         core.registry.open(files).await?;
         dispatcher.take_lease().await?;
