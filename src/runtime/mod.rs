@@ -13,6 +13,7 @@
 //! | `background/` | background tasks |
 //! | `admit.rs` | starts runs that are admitted |
 //! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
+//! | `active_runs.rs`, `children.rs` | the runs at work in this process: those of main agents, and those of subagents |
 //! | `prepare.rs` | the state with which a run begins, and its first step |
 //! | `journal.rs` | the transactions of a run at work |
 //! | `resumption.rs` | runs that continue a thread without a client |
@@ -44,6 +45,7 @@ use crate::shutdown::Shutdown;
 use crate::tool::background::Tasks;
 
 mod access;
+mod active_runs;
 mod admission;
 mod admit;
 mod answers;
