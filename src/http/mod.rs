@@ -48,6 +48,7 @@ mod cors;
 mod crons;
 mod deadline;
 mod deliveries;
+pub mod diagnostic;
 pub mod error;
 pub mod export;
 pub mod extract;
