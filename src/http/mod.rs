@@ -63,6 +63,7 @@ mod rate_limits;
 mod request_metrics;
 mod requests;
 mod response_budget;
+mod run_stream;
 mod runs;
 mod search_turns;
 mod shared_check;
