@@ -31,7 +31,8 @@
 //! | `trace.rs` | the place of a run in a trace |
 //! | `new_run.rs`, `error.rs` | requests for runs, and refusals |
 //!
-//! The modules import each other by name, and none of them imports this one. What `Core` has does not import it.
+//! The modules import each other by name and one way, and none of them imports this one. What `Core` has does not import it.
+//! The background tasks, which start runs, get to the runs that use them through a function of the [`Dispatcher`].
 //!
 //! The runtime knows neither HTTP nor SQL. Durable data goes through a journal or one `db.write`.
 
