@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::ReadyMachine;
-use super::load_state::Start;
+use super::load_state::StartingCheckpoint;
 use crate::agent::PendingWrite;
 use crate::db::DbResult;
 use crate::domain::id::CheckpointId;
@@ -19,7 +19,7 @@ impl ReadyMachine {
     pub(super) async fn begin(
         &mut self,
         run_context: &RunContext,
-        start: &Start,
+        start: &StartingCheckpoint,
         stored: Option<Update>,
     ) -> DbResult<()> {
         let run = &run_context.run;
@@ -51,16 +51,16 @@ impl ReadyMachine {
     }
 
     /// Begins a branch, if the run needs a checkpoint of its own before its first step.
-    fn begin_branch(&mut self, request: &RunRequest, start: &Start) {
+    fn begin_branch(&mut self, request: &RunRequest, start: &StartingCheckpoint) {
         let machine = &mut self.machine;
         let goes_on_in_copy = machine.position.copied && request.input.is_none();
         let may_ask = match start {
-            Start::Newest => false,
-            Start::Older => {
+            StartingCheckpoint::Newest => false,
+            StartingCheckpoint::Older => {
                 machine.repeat_program();
                 may_ask_first(request, machine)
             }
-            Start::Branch(left) => {
+            StartingCheckpoint::Branch(left) => {
                 let stays = machine.position.clone().released();
                 let entry = machine.carry_on(CheckpointId::mint());
                 self.notes.push(PendingWrite::entry(entry, machine));
@@ -143,11 +143,11 @@ fn apply_command(
 
 /// Drops the open interrupts and waiting subagents of the step at which a run begins, since new input abandons it. What
 /// waits elsewhere waits on: a run that begins at an older checkpoint leaves a branch, and answers can continue it.
-async fn drop_waiting(run_context: &RunContext, start: &Start, machine: &Machine) -> DbResult<()> {
+async fn drop_waiting(run_context: &RunContext, start: &StartingCheckpoint, machine: &Machine) -> DbResult<()> {
     let branch = match start {
-        Start::Newest => None,
-        Start::Older => return Ok(()),
-        Start::Branch(left) => Some(*left),
+        StartingCheckpoint::Newest => None,
+        StartingCheckpoint::Older => return Ok(()),
+        StartingCheckpoint::Branch(left) => Some(*left),
     };
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());

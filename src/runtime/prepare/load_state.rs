@@ -23,7 +23,7 @@ pub(super) struct Found {
     pub(super) loaded: LoadedMachine,
     /// True if the newest checkpoint is this run's own: the run was at work before.
     pub(super) own: bool,
-    pub(super) start: Start,
+    pub(super) start: StartingCheckpoint,
     /// The stored input of the turn, if the run begins at the checkpoint before an input and brings none itself.
     pub(super) input: Option<Update>,
     pub(super) max_seq: i64,
@@ -43,7 +43,7 @@ impl Found {
         Some(Self {
             loaded,
             own,
-            start: Start::Newest,
+            start: StartingCheckpoint::Newest,
             input: None,
             max_seq: summary.max_seq,
         })
@@ -52,7 +52,7 @@ impl Found {
 
 /// The checkpoint at which a run begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Start {
+pub(super) enum StartingCheckpoint {
     /// The newest one.
     Newest,
     /// An older one, whose step is run again.
@@ -86,9 +86,9 @@ pub(super) async fn load(run_context: &RunContext, run: &Run, branch: Option<Che
                 };
                 let branch = branch.filter(|_| !own);
                 let start = match (branch, older) {
-                    (Some(branch), _) => Start::Branch(branch),
-                    (None, Some(_)) => Start::Older,
-                    (None, None) => Start::Newest,
+                    (Some(branch), _) => StartingCheckpoint::Branch(branch),
+                    (None, Some(_)) => StartingCheckpoint::Older,
+                    (None, None) => StartingCheckpoint::Newest,
                 };
                 let (machine, segment) = match (branch, older) {
                     (Some(branch), _) => (db::checkpoints::machine_as_left(tx, thread, branch).await?, None),

@@ -14,14 +14,14 @@ use crate::tool::ArgumentCheck;
 const MAX_DESCRIPTION_CHARS: usize = 16_384;
 
 /// A tool in the list of an MCP server.
-pub(super) struct ListedTool {
+pub(super) struct ListedMcpTool {
     /// The tool's name at the server.
     pub(super) name: String,
     pub(super) spec: Arc<ToolSpec>,
     pub(super) check: ArgumentCheck,
 }
 
-impl ListedTool {
+impl ListedMcpTool {
     /// Creates a tool from an entry of `tools/list` of the server with this name; `None` if it cannot be offered to models.
     ///
     /// A tool whose `execution.taskSupport` is `required` answers a plain `tools/call` with an error (MCP 2025-11-25,

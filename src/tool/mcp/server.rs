@@ -17,7 +17,7 @@ use super::connection::Connection;
 use super::elicitation::Elicitations;
 use super::error::ConnectionError;
 use super::http::{Address, HttpTransport};
-use super::listed_tool::ListedTool;
+use super::listed_tool::ListedMcpTool;
 use super::oauth::{AccessTokens, ClientTokens, LoginParts, LoginTokens};
 use super::signals::Signals;
 use super::sse::SseTransport;
@@ -170,7 +170,7 @@ pub(super) struct McpServer {
     /// The way in which connections begin otherwise.
     start: Mutex<KnownStart>,
     /// The tools of the last list.
-    tools: RwLock<Vec<Arc<ListedTool>>>,
+    tools: RwLock<Vec<Arc<ListedMcpTool>>>,
     /// True once the tools were listed.
     has_listed: AtomicBool,
     /// True once the server was needed.
@@ -252,7 +252,7 @@ impl McpServer {
     }
 
     /// The tools of the last list.
-    pub(super) fn tools(&self) -> Vec<Arc<ListedTool>> {
+    pub(super) fn tools(&self) -> Vec<Arc<ListedMcpTool>> {
         self.tools.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -518,7 +518,7 @@ impl McpServer {
             let listed = listed.ok_or_else(|| ConnectionError::InvalidAnswer("`tools` is not a list".to_owned()))?;
             let described = listed
                 .iter()
-                .filter_map(|tool| ListedTool::from_listing(&self.name, tool));
+                .filter_map(|tool| ListedMcpTool::from_listing(&self.name, tool));
             let admitted = described.filter(|tool| self.filter.allows(&self.name, &tool.name));
             tools.extend(admitted.map(Arc::new));
             cursor = page.get("nextCursor").and_then(Value::as_str).map(str::to_owned);

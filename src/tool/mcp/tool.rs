@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::elicitation;
 use super::input::{CallInput, Requirement};
-use super::listed_tool::ListedTool;
+use super::listed_tool::ListedMcpTool;
 use super::notices::CallNotices;
 use super::outcome::outcome;
 use super::request_headers::ArgumentHeaders;
@@ -33,12 +33,12 @@ const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
 /// A tool of an MCP server.
 pub(super) struct McpTool {
     server: Arc<McpServer>,
-    listed: Arc<ListedTool>,
+    listed: Arc<ListedMcpTool>,
 }
 
 impl McpTool {
     /// Returns the tool with this entry in the list of its server.
-    pub(super) fn new(server: &Arc<McpServer>, listed: Arc<ListedTool>) -> Self {
+    pub(super) fn new(server: &Arc<McpServer>, listed: Arc<ListedMcpTool>) -> Self {
         Self {
             server: Arc::clone(server),
             listed,
