@@ -340,7 +340,8 @@ impl McpServer {
             soft.run_until_cancelled(pause_or_call).await;
         }
         self.last_attempt.send_replace(LastAttempt::Over);
-        // Calls hold the server and with it the connection, which closes when the last of them ends.
+        // No tool of a server that has ended is offered. Calls hold the server and with it the connection, which closes when the
+        // last of them ends.
         self.tools.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
