@@ -50,6 +50,7 @@
 //! ```
 //!
 //! `tests/it/meta/layers.rs` reads the `use` lines and fails on an arrow that is not in this table;
+//! `tests/it/meta/circles.rs` fails when the modules of a folder import each other in a circle;
 //! `tests/it/meta/language.rs` fails on two public types of one name, and on a longer glossary.
 //!
 //! # Glossary

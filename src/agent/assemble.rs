@@ -55,8 +55,8 @@ mod registered;
 
 use choices::Choices;
 use draft::Draft;
-use registered::Variant;
 pub use registered::{Agents, RegisteredAgent};
+use registered::{BuildChosen, Variant};
 
 /// The default depth of delegations: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
@@ -215,29 +215,27 @@ impl AgentFactory {
         let variant = self.variant(graph_id, definition, definition_source, choices);
         let registered = registered.with_variants(variant).with_forbidden_model(forbidden_model);
         Ok(Arc::new(match definition.choices_schema() {
-            Some(schema) => registered.with_choices(self.choices(graph_id, definition, definition_source, schema)),
+            Some(schema) => {
+                let definition = Arc::new(definition.clone());
+                let own = Arc::clone(&definition);
+                let choices = Choices::new(schema, move |context| own.choices_of(context));
+                registered.with_choices(choices, self.build_chosen(graph_id, definition, definition_source))
+            }
             None => registered,
         }))
     }
 
-    /// Returns what runs may choose, with the function that builds the agent of a choice.
-    fn choices(
+    /// Returns the function that builds the agent of a choice.
+    fn build_chosen(
         &self,
         graph_id: &str,
-        definition: &AgentDefinition,
+        definition: Arc<AgentDefinition>,
         definition_source: &DefinitionSource,
-        schema: Value,
-    ) -> Choices {
+    ) -> BuildChosen {
         let factory = self.clone();
         let graph_id = graph_id.to_owned();
-        let definition = Arc::new(definition.clone());
         let definition_source = definition_source.clone();
-        let own = Arc::clone(&definition);
-        Choices::new(
-            schema,
-            move |context| own.choices_of(context),
-            move |choices| factory.register_configured(&graph_id, &definition, &definition_source, choices),
-        )
+        Box::new(move |choices| factory.register_configured(&graph_id, &definition, &definition_source, choices))
     }
 
     /// Returns the function that builds the agent of a definition for one tenant.

@@ -14,7 +14,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::wire::diagnostic::DiagnosticView;
+use super::diagnostic::DiagnosticView;
 use crate::auth::KeyError;
 use crate::db::{DbError, warn_of};
 use crate::domain::Invalid;

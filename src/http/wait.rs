@@ -13,13 +13,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::run_stream::active_main_run;
 use super::stream::fold::AgentFold;
-use super::subagents;
 use super::threads::ThreadSummary;
 use super::wire::interrupt::{brief, full};
 use super::wire::{failure, json as to_json, json_text};
 use super::{Api, ApiSettings};
-use crate::db::runs;
+use crate::db::interrupts::InterruptState;
+use crate::db::{checkpoints, interrupts, runs};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{RunId, ThreadId};
@@ -242,7 +243,7 @@ fn with_questions(mut values: Value, interrupts: &[Interrupt]) -> Value {
 }
 
 /// The error with which a run failed.
-pub(super) fn error_of(run: &Run) -> Option<&Failure> {
+fn error_of(run: &Run) -> Option<&Failure> {
     run.error.as_ref().filter(|_| run.status.has_failed())
 }
 
@@ -251,7 +252,7 @@ pub(super) fn error_of(run: &Run) -> Option<&Failure> {
 pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
     wait_for_end(&api, &run).await?;
     if run.lineage.depth > 0 {
-        return subagents::child_result(&api, &run).await;
+        return child_result(&api, &run).await;
     }
     let thread = run.thread;
     let id = run.id;
@@ -287,7 +288,7 @@ pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
 pub(super) async fn wait_for_end(api: &Api, run: &Run) -> Result<(), ApiError> {
     let mut tail = match run.lineage.depth {
         0 => api.events.tail(run, After::Now),
-        _ => match subagents::active_main_run(api, run).await? {
+        _ => match active_main_run(api, run).await? {
             Some((main, _)) => api.events.tail_of_child(&main, run),
             None => return Ok(()),
         },
@@ -298,6 +299,35 @@ pub(super) async fn wait_for_end(api: &Api, run: &Run) -> Result<(), ApiError> {
     } else {
         Ok(())
     }
+}
+
+/// The result of a child run that is not active: the subagent's values, its open interrupts, or the error with which it
+/// failed.
+async fn child_result(api: &Api, child: &Run) -> Result<Value, ApiError> {
+    let thread = child.thread;
+    let id = child.id;
+    let read = api.db.read(move |tx| {
+        Box::pin(async move {
+            let Some(run) = runs::find(tx, thread, id).await? else {
+                return Ok(None);
+            };
+            let below = runs::members(tx, id).await?;
+            let mut open = interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
+            open.retain(|record| matches!(record.lane, Lane::Child(lane) if below.contains(&lane)));
+            let (machine, _) = checkpoints::machine(tx, thread, Lane::Child(id)).await?;
+            Ok(Some((error_of(&run).cloned(), open, machine.state)))
+        })
+    });
+    Ok(match read.await? {
+        None => json!({}),
+        Some((Some(error), ..)) => json!({"__error__": failure(&error)}),
+        Some((None, open, _)) if open.is_empty() && child.lineage.visibility != Visibility::Full => json!({}),
+        Some((None, open, state)) if open.is_empty() => to_json(&state),
+        Some((None, open, _)) => {
+            let open: Vec<Value> = open.iter().map(|record| brief(&record.interrupt)).collect();
+            json!({"__interrupt__": open})
+        }
+    })
 }
 
 #[cfg(test)]

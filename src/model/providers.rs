@@ -16,13 +16,13 @@ use secrecy::{ExposeSecret, SecretString};
 use super::limits::AnswerLimits;
 use super::pieces::{PieceLimits, SilenceLimit};
 use super::retry::{RetryPolicy, Retrying};
-use super::scripted::Scripted;
 use super::{Model, ModelError, structured_output, windows};
 use crate::definition::provider::{PROVIDERS, PromptCaching, Protocol, ProviderKind, ProviderTraits};
 use crate::domain::headers::Headers;
 use crate::domain::name_patterns::NamePatterns;
 use bounded::BoundedClient;
 use caching::Caching;
+use scripted::Scripted;
 
 pub use listing::ProviderListing;
 
@@ -33,7 +33,7 @@ mod caching;
 mod chat_body;
 mod chat_frames;
 mod chat_markers;
-pub(super) mod content;
+mod content;
 mod embedding;
 mod errors;
 mod file_names;
@@ -43,6 +43,7 @@ mod markers;
 mod native;
 mod reply;
 mod request;
+pub mod scripted;
 mod separators;
 mod transport;
 

@@ -169,7 +169,7 @@ fn first_word(text: &str) -> Option<String> {
 }
 
 /// Returns the text up to the tests at its end.
-fn without_tests(text: &str) -> &str {
+pub(super) fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 

@@ -30,9 +30,9 @@ use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::providers::content::refusal;
-use super::{Model, ModelError, ModelEvent, ModelRequest};
+use super::content::refusal;
 use crate::domain::message::{InvalidToolCall, Message, Role, ToolCall};
+use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 
 pub mod answer;
 pub mod demo;
