@@ -9,6 +9,7 @@
 //! | several spellings of one meaning | `policy` (`resolved`), `inherit`, `profile` |
 //! | the spellings of other systems and of older times | `compat` |
 //! | the rules for calls that permissions give, and their patterns | `call_rules`, `patterns` |
+//! | the models that a definition names, for rules about models | `named_models` |
 //! | stored definitions, and files beside them | `record`, `bundled_files`, `named_sources` |
 //!
 //! A new field of agents and subagents is one entry in the lists of `agent`, is used where agents are built
@@ -41,6 +42,7 @@ mod mcp_oauth;
 mod media_inputs;
 mod model_names;
 mod model_settings;
+mod named_models;
 mod named_sources;
 mod patterns;
 mod permission;
@@ -87,6 +89,7 @@ pub use inherit::{Inherit, InheritedPolicies};
 pub use media_inputs::MediaInputs;
 pub use model_names::{MAX_MODEL_NAMES, ModelNames};
 pub use model_settings::{is_about_answers, is_structural_setting};
+pub use named_models::{ModelUsage, NamedModel};
 pub use permission::{FileOperation, FileRules, Permission, PermissionMode};
 pub use policy::Policy;
 pub use profile::{GeneralProfile, HarnessProfile, HarnessProfiles};

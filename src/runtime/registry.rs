@@ -21,7 +21,7 @@ use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::mcp::{McpOwner, OwnedServers, ServerDefinition};
 use crate::definition::{
-    AgentDefinition, DefinitionDigest, DefinitionVersion, Diagnostic, FieldPath, GENERAL_PURPOSE, ModelNames, Severity,
+    AgentDefinition, DefinitionDigest, DefinitionVersion, Diagnostic, FieldPath, GENERAL_PURPOSE, Severity,
     StoredDiagnostic,
 };
 use crate::domain::assistant::Assistant;
@@ -188,14 +188,9 @@ impl FileAgents {
             known
                 .agents
                 .extend(definition.subagents.iter().map(|subagent| subagent.name.clone()));
-            known.models.extend(definition.model.all().iter().cloned());
-            known.models.extend(definition.configurable.models.iter().cloned());
-            let below = definition
-                .subagents
-                .iter()
-                .filter_map(|subagent| subagent.model.as_ref());
-            let below = below.chain(&general.model).flat_map(ModelNames::all);
-            known.models.extend(below.cloned());
+            // Calls of policies are not counted by their models.
+            let models = definition.named_models(|_| None);
+            known.models.extend(models.iter().map(|model| model.name.to_owned()));
         }
         known
     }

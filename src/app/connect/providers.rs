@@ -15,9 +15,9 @@ pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
     let config = &prepared.loaded().config;
     let providers = Arc::new(super::super::providers(config).with_own(prepared.registered().sources()));
     let mut used: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (_, model) in keys::models(config) {
-        if let Some(provider) = providers.provider_of(model) {
-            let name = model.split_once(':').map_or(model, |(_, name)| name);
+    for model in keys::used_models(config) {
+        if let Some(provider) = providers.provider_of(&model.name) {
+            let name = model.name.split_once(':').map_or(model.name.as_str(), |(_, name)| name);
             used.entry(provider.to_owned()).or_default().insert(name.to_owned());
         }
     }

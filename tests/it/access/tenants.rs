@@ -26,6 +26,7 @@ on_both_engines! {
     a_subagent_that_others_have_does_not_exist_for_a_tenant,
     a_tool_that_others_have_is_not_offered_and_not_called,
     a_run_with_a_model_that_others_have_is_refused_before_it_starts,
+    a_model_that_others_have_is_refused_wherever_a_definition_names_it,
     the_settings_of_a_run_choose_no_other_model,
     a_subagent_with_a_model_that_others_have_does_not_work,
     a_provider_gets_the_key_of_the_tenant,
@@ -299,6 +300,77 @@ async fn a_run_with_a_model_that_others_have_is_refused_before_it_starts(server:
     let other = keys.client("root-of-other");
     other.post("/runs/wait", a_run("openai")).await.ok();
     assert_eq!(server.models.asked().len(), 1);
+}
+
+/// Agents by their names, each with the part of its definition that names the model of others.
+const MODELS_OF_OTHERS: [(&str, &str); 8] = [
+    ("fallback", "model = [\"scripted:lab\", \"fake_openai:m-1\"]"),
+    (
+        "summaries",
+        "model = \"scripted:lab\"\nsummarization = { model = \"fake_openai:m-1\" }",
+    ),
+    (
+        "policy",
+        "model = \"scripted:lab\"\nmiddleware = [{ name = \"RubricMiddleware\", model = \"fake_openai:m-1\" }]",
+    ),
+    (
+        "general",
+        "model = \"scripted:lab\"\ngeneral_purpose_subagent = { model = \"fake_openai:m-1\" }",
+    ),
+    (
+        "general-policy",
+        "model = \"scripted:lab\"\n[agents.general-policy.general_purpose_subagent]\n\
+         middleware = [{ name = \"RubricMiddleware\", model = \"fake_openai:m-1\" }]",
+    ),
+    (
+        "lower-summaries",
+        "model = \"scripted:lab\"\n[[agents.lower-summaries.subagents]]\nname = \"lower\"\n\
+         description = \"Works with long texts.\"\nsummarization = { model = \"fake_openai:m-1\" }",
+    ),
+    (
+        "lower-policy",
+        "model = \"scripted:lab\"\n[[agents.lower-policy.subagents]]\nname = \"lower\"\n\
+         description = \"Works by a rubric.\"\n\
+         middleware = [{ name = \"RubricMiddleware\", model = \"fake_openai:m-1\" }]",
+    ),
+    (
+        "profile",
+        "model = \"scripted:graded\"\n[profiles.\"scripted:graded\"]\n\
+         extra_middleware = [{ name = \"RubricMiddleware\", model = \"fake_openai:m-1\" }]",
+    ),
+];
+
+async fn a_model_that_others_have_is_refused_wherever_a_definition_names_it(server: TestServer) {
+    let of_others = MODELS_OF_OTHERS.map(|(name, part)| format!("[agents.{name}]\n{part}\n"));
+    // No run of these asks the model, unless it chooses it.
+    let usable = "
+        [agents.switched-off]
+        model = \"scripted:lab\"
+        general_purpose_subagent = { enabled = false, model = \"fake_openai:m-1\" }
+        [agents.choosy]
+        model = \"scripted:lab\"
+        configurable = { models = [\"fake_openai:m-1\", \"scripted:other\"] }";
+    server
+        .is_configured_with(&format!("{}{usable}\n", of_others.concat()))
+        .await;
+    let keys = restricted(&server, "models = [\"scripted:*\"]").await;
+    let ann = keys.client("ann");
+    for (agent, _) in MODELS_OF_OTHERS {
+        let refused = ann.post("/runs/wait", a_run(agent)).await;
+        assert_eq!(refused.body["code"], "model_not_allowed", "{agent}: {refused:?}");
+        assert!(refused.refused(403).contains("`fake_openai:m-1`"), "{agent}");
+    }
+    for agent in ["switched-off", "choosy"] {
+        ann.post("/runs/wait", a_run(agent)).await.ok();
+    }
+    let choosing = |model: &str| {
+        let mut run = a_run("choosy");
+        run["context"] = json!({"model": model});
+        run
+    };
+    ann.post("/runs/wait", choosing("scripted:other")).await.ok();
+    ann.post("/runs/wait", choosing("fake_openai:m-1")).await.refused(403);
+    assert_eq!(server.models.asked().len(), 0);
 }
 
 async fn the_settings_of_a_run_choose_no_other_model(server: TestServer) {
