@@ -24,7 +24,7 @@ use crate::domain::name_patterns::NamePatterns;
 use bounded::BoundedClient;
 use caching::Caching;
 
-pub use listing::ProviderListing;
+pub use listing::{ListingError, ProviderListing};
 
 mod adapter;
 mod bounded;

@@ -8,7 +8,7 @@ use reqwest::Client;
 use super::super::builder::Prepared;
 use super::{CheckOutcome, PlannedCheck, keys};
 use crate::domain::suggestion::nearest;
-use crate::model::providers::ProviderListing;
+use crate::model::providers::{ListingError, ProviderListing};
 
 /// Returns one check for each provider that agents or the index of the Store use.
 pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
@@ -28,13 +28,13 @@ pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
             let listing = providers.list_models(&provider, &client).await;
             match listing {
                 Ok(listing) => describe(&provider, providers.has_key(&provider), &models, listing),
-                Err(reason) => {
-                    let first = match reason.starts_with("cannot be reached") {
-                        true => "see to it that this machine can reach it",
-                        false => "set the key",
+                Err(error) => {
+                    let first = match error {
+                        ListingError::Unreachable(_) => "see to it that this machine can reach it",
+                        ListingError::NoProvider(_) | ListingError::NoKey(_) => "set the key",
                     };
                     let advice = format!("{first}, or correct the section [providers.{provider}]");
-                    CheckOutcome::fail(reason, advice)
+                    CheckOutcome::fail(error.to_string(), advice)
                 }
             }
         })
