@@ -14,7 +14,8 @@
 //!
 //! A new field of agents and subagents is one entry in the lists of `agent`, is used where agents are built
 //! (`agent::assemble`, or the policy that it concerns) and is in the tables of `docs/agents.md` and
-//! `docs/subagents.md`.
+//! `docs/subagents.md`. If it names a model, `named_models` lists it, so that clients and tenants use only models that they
+//! may use, and a missing key is reported.
 //!
 //! Every field has a default, so that a definition with mistakes can be read as far as possible and all mistakes be
 //! reported at once: [`read()`] reports wrong shapes, [`check`] wrong values.
