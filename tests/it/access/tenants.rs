@@ -28,6 +28,7 @@ on_both_engines! {
     a_run_with_a_model_that_others_have_is_refused_before_it_starts,
     a_model_that_others_have_is_refused_wherever_a_definition_names_it,
     the_settings_of_a_run_choose_no_other_model,
+    a_cron_is_refused_for_the_model_that_its_runs_choose_and_no_other,
     a_subagent_with_a_model_that_others_have_does_not_work,
     a_provider_gets_the_key_of_the_tenant,
     a_tool_gets_the_headers_of_the_tenant,
@@ -383,6 +384,69 @@ async fn the_settings_of_a_run_choose_no_other_model(server: TestServer) {
         let run = ann.starts(ann.run_body(script().says("as defined"), more)).await;
         let values = run.finishes().await;
         assert_eq!(transcript(&values).last().expect("a message"), "ai: as defined");
+    }
+    assert_eq!(server.models.asked().len(), 0);
+}
+
+async fn a_cron_is_refused_for_the_model_that_its_runs_choose_and_no_other(server: TestServer) {
+    let agents = "
+        [agents.cheap]
+        model = \"scripted:lab\"
+        configurable = { models = [\"fake_openai:m-1\"] }
+        [agents.costly]
+        model = \"fake_openai:m-1\"
+        configurable = { models = [\"scripted:other\"] }";
+    server.is_configured_with(agents).await;
+    let keys = restricted(&server, "models = [\"scripted:*\"]").await;
+    let ann = user(&keys, "ann", "costly").await;
+    let client = ann.client();
+    let cron = |assistant: &str, context: Value| {
+        let mut cron = a_run(assistant);
+        cron["schedule"] = json!("0 0 1 1 *");
+        cron["context"] = context;
+        cron
+    };
+    let choosy = json!({"graph_id": "cheap", "context": {"model": "fake_openai:m-1"}});
+    let choosy = client.post("/assistants", choosy).await.ok();
+    let choosy = choosy["assistant_id"].as_str().expect("an id");
+    let expensive = json!({"model": "fake_openai:m-1"});
+    for path in [ann.path("/runs/crons"), "/runs/crons".to_owned()] {
+        for (assistant, context) in [
+            ("cheap", expensive.clone()),
+            ("costly", expensive.clone()),
+            ("costly", json!({})),
+            (choosy, json!({})),
+        ] {
+            let refused = client.post(&path, cron(assistant, context)).await;
+            assert_eq!(refused.body["code"], "model_not_allowed", "{assistant}: {refused:?}");
+            assert!(refused.refused(403).contains("`fake_openai:m-1`"), "{assistant}");
+        }
+    }
+    let count = async || client.post("/runs/crons/count", json!({})).await.ok();
+    assert_eq!(count().await, json!(0));
+
+    let other = json!({"model": "scripted:other"});
+    let made = client
+        .post(&ann.path("/runs/crons"), cron("costly", other.clone()))
+        .await
+        .ok();
+    let path = format!("/runs/crons/{}", made["cron_id"].as_str().expect("an id"));
+    client.patch(&path, json!({"context": expensive})).await.refused(403);
+    let usual = json!({"model": "scripted:lab"});
+    client.post("/runs/crons", cron(choosy, usual)).await.ok();
+    // A run on the thread of a background task chooses nothing.
+    let task = json!({"metadata": {"parent_thread_id": "another"}});
+    let task = client.post("/threads", task).await.ok();
+    let task = ann.on(task["thread_id"].as_str().expect("an id"));
+    let path = task.path("/runs/crons");
+    client.post(&path, cron("costly", other)).await.refused(403);
+    client.post(&path, cron("cheap", expensive)).await.ok();
+    assert_eq!(count().await, json!(3));
+    assert_eq!(denied(&keys, "ann").await, ["threads:create_run"; 10]);
+    all_are_due(&server).await;
+    for human in [&ann, &task] {
+        eventually(async || human.runs().await.iter().any(|run| run["status"] == "success")).await;
+        assert_eq!(human.transcript().await.last().expect("a message"), "ai: x");
     }
     assert_eq!(server.models.asked().len(), 0);
 }
