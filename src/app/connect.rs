@@ -11,7 +11,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 use super::builder::Prepared;
-use super::{credentials, encryption, keys, secret};
+use super::{credentials, encryption, keys, secret, webhooks};
 use crate::auth::count_issuer_keys;
 use crate::config::{Config, SecretSection};
 use crate::db::DbError;
@@ -280,11 +280,11 @@ fn secrets(config: &Config) -> Vec<PlannedCheck> {
         })
     };
     let mut planned: Vec<PlannedCheck> = config.secrets.iter().map(check).collect();
-    let signature = secret(config.webhooks.key());
-    if !matches!(signature, Ok(None)) {
+    if !matches!(secret(config.webhooks.key()), Ok(None)) {
+        let sender = webhooks(config).map(drop);
         planned.push(PlannedCheck::new("secret", "webhooks", async move {
-            match signature {
-                Ok(_) => CheckOutcome::ok("the secret that signs webhooks can be read"),
+            match sender {
+                Ok(()) => CheckOutcome::ok("the secret that signs webhooks can be read"),
                 Err(error) => CheckOutcome::fail(format!("{error:#}"), "correct the secret in [webhooks]"),
             }
         }));

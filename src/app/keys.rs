@@ -1,6 +1,6 @@
 //! Warnings about missing API keys of providers. A server starts without them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::registered::Registered;
@@ -125,22 +125,24 @@ fn warning(loaded: &LoadedConfig, key: &MissingProviderKey) -> Problem {
     }
 }
 
-/// Returns the models that agents and the index of the Store may ask, each with its user. The agents are those of the
+/// Returns the models that agents and the index of the Store may ask, each once for each user. The agents are those of the
 /// configuration, with the profiles of their models and with each choice of a model that runs have.
 pub(super) fn used_models(config: &Config) -> Vec<UsedModel> {
     let policies = &config.files.settings.embedded.names;
     let profiles = HarnessProfiles(config.profiles.clone());
     let mut used = vec![];
     for (graph_id, agent) in &config.agents {
+        let mut names = BTreeSet::new();
         for choices in agent.model_choices() {
             let applied = profiles.applied(agent.configured(&choices).resolved());
             let named = applied.named_models(|policy| policies.model_setting(policy));
             let asked = named.iter().filter(|model| model.usage != ModelUsage::Never);
-            used.extend(asked.map(|model| UsedModel {
-                graph_id: Some(graph_id.clone()),
-                name: model.name.to_owned(),
-            }));
+            names.extend(asked.map(|model| model.name.to_owned()));
         }
+        used.extend(names.into_iter().map(|name| UsedModel {
+            graph_id: Some(graph_id.clone()),
+            name,
+        }));
     }
     used.extend(config.store.index.as_ref().map(|index| UsedModel {
         graph_id: None,

@@ -1,6 +1,6 @@
-//! The secrets without which the server does not start: the keys of `[auth]`, the secret of webhooks, the master keys.
+//! The secrets without which the server does not start: the keys of `[auth]`, the secrets of webhooks, the master keys.
 
-use super::{credentials, encryption, secret};
+use super::{credentials, encryption, webhooks};
 use crate::config::{LoadedConfig, Problem};
 use crate::definition::FieldPath;
 
@@ -23,7 +23,7 @@ pub(super) async fn unreadable(loaded: &LoadedConfig) -> Vec<Problem> {
     for (at, issuer) in config.auth.iter().flat_map(|auth| &auth.jwt).enumerate() {
         add(auth.then("jwt").then(at), credentials::issuer(issuer).map(drop));
     }
-    add(FieldPath::of(["webhooks"]), secret(config.webhooks.key()).map(drop));
+    add(FieldPath::of(["webhooks"]), webhooks(config).map(drop));
     let encryption = config.encryption.as_ref();
     let in_file = encryption.filter(|section| section.key_file.is_some());
     let keys = encryption::master_keys(in_file).await;

@@ -556,18 +556,21 @@ issuer = "https://login.example.org"
 audience = ["agents"]
 algorithms = ["HS256"]
 secret_file = "no-such-secret"
+[webhooks]
+secret_file = "hook.key"
 [encryption]
 key_file = "no-such-keys"
 "#
     );
-    let folder = folder(&[("adjutant.toml", &text), ("page.key", "short")]);
+    let folder = folder(&[("adjutant.toml", &text), ("page.key", "short"), ("hook.key", "whsec_?")]);
     let (is_usable, said) = ends_with(folder.path(), &["check"], &[]);
     assert!(!is_usable, "{said}");
-    assert!(said.contains("4 errors, 0 warnings"), "{said}");
+    assert!(said.contains("5 errors, 0 warnings"), "{said}");
     for error in [
         "error: auth.keys[0]: cannot read the key \"ops\" of [[auth.keys]]: the environment variable NO_SUCH_KEY_OF_OPS is",
         "error: auth.keys[1]: the key \"page\" of [[auth.keys]] is too short",
         "error: auth.jwt[0]: cannot read the secret of the issuer https://login.example.org",
+        "error: webhooks: the secret is empty or not Base64",
         "error: encryption: could not get the keys of [encryption] from ",
     ] {
         assert!(said.contains(error), "{error}: {said}");
@@ -582,8 +585,9 @@ key_file = "no-such-keys"
     assert_eq!(report["diagnostics"][0]["severity"], "error");
 
     let long = "0123456789abcdef0123456789abcdef";
-    fs::write(folder.path().join("page.key"), long).expect("a file");
-    fs::write(folder.path().join("no-such-secret"), long).expect("a file");
+    for file in ["page.key", "no-such-secret", "hook.key"] {
+        fs::write(folder.path().join(file), long).expect("a file");
+    }
     let master = "first:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n";
     fs::write(folder.path().join("no-such-keys"), master).expect("a file");
     let (is_usable, said) = ends_with(folder.path(), &["check"], &[("NO_SUCH_KEY_OF_OPS", long)]);
