@@ -11,7 +11,7 @@ use crate::definition::builtins::Builtin;
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
     self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, DefinitionSource, FileRules,
-    HarnessProfiles, Location, ModelNames, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
+    HarnessProfiles, Location, ModelNames, ModelUsage, STEP_LIMIT, SubagentDefinition, SubagentMode,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -267,27 +267,13 @@ impl AgentFactory {
         here.is_none_or(|graph_id| self.agents.allows(graph_id))
     }
 
-    /// Returns the error of the first model of a definition that the tenant may not use.
+    /// Returns the error of the first model that the tenant may not use, of a definition with the choices of a run.
     fn forbidden_model(&self, definition: &AgentDefinition) -> Option<ModelError> {
-        let below = definition.delegates();
-        let models = below.iter().filter_map(|subagent| subagent.model.as_ref());
-        let rules = below.iter().filter_map(|subagent| subagent.summarization.as_ref());
-        let summarizers = rules
-            .chain([&definition.summarization])
-            .filter_map(SummarizationRule::model);
-        let policies = below.iter().flat_map(|subagent| &subagent.middleware);
-        let of_policies = policies
-            .chain(&definition.middleware)
-            .filter_map(|listed| listed.text(self.policies.get(&listed.name)?.model_setting()?));
-        Some(&definition.model)
-            .filter(|_| !definition.is_program())
-            .into_iter()
-            .chain(models)
-            .flat_map(ModelNames::all)
-            .map(String::as_str)
-            .chain(summarizers)
-            .chain(of_policies)
-            .find_map(|model| self.providers.check_allowed(model).err())
+        let models = definition.named_models(|policy| self.policies.get(policy)?.model_setting());
+        let asked = models.iter().filter(|model| model.usage == ModelUsage::Always);
+        asked
+            .map(|model| self.providers.check_allowed(model.name))
+            .find_map(Result::err)
     }
 
     fn main_agent(&self, source: &Source, delegates: bool, format: Option<&Value>) -> Agent {

@@ -294,7 +294,7 @@ model = \"lab:x\"
     let loaded = Directory::with(&[("adjutant.toml", text)]).load();
 
     assert!(!format!("{loaded:?}").contains("hunter2"));
-    assert!(!report(Ok(&loaded)).0.contains("hunter2"));
+    assert!(!report(Some(&loaded), &loaded.warnings).contains("hunter2"));
     assert_eq!(loaded.config.storage.url.to_string(), "postgres://user:***@db/adjutant");
     let KeySource::Inline(key) = loaded.config.providers["lab"].key() else {
         panic!("the key is given")
@@ -383,8 +383,7 @@ fn the_report_names_the_server_of_an_agent_and_never_its_headers() {
     let lines = "[agents.far]\nname = \"front\"\ngraph_id = \"writer\"\nurl = \"https://a.b\"\nheaders = { x-key = \"${SECRET:-hush}\" }\n";
     let loaded = Directory::with(&[("adjutant.toml", lines)]).load();
     assert_eq!(loaded.config.agents["far"].headers.0["x-key"], "hush");
-    let (text, is_usable) = report(Ok(&loaded));
-    assert!(is_usable, "{text}");
+    let text = report(Some(&loaded), &loaded.warnings);
     assert!(
         text.contains("agent far (front): agent writer at https://a.b\n"),
         "{text}"
@@ -398,10 +397,9 @@ fn the_report_names_the_server_of_an_agent_and_never_its_headers() {
 
 #[test]
 fn the_report_lists_agents_and_counts_problems() {
-    let (text, is_usable) = report(Ok(&Directory::with(&[]).load()));
-    assert!(is_usable);
+    let loaded = Directory::with(&[]).load();
     assert_eq!(
-        text,
+        report(Some(&loaded), &loaded.warnings),
         "\
 configuration: the built-in demonstration
 listens on 127.0.0.1:8123, keeps its data in sqlite://adjutant.db
@@ -413,8 +411,8 @@ agent agent (editor): model scripted:demo, tools none
 "
     );
     let directory = Directory::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")]);
-    let (text, is_usable) = report(directory.load_with(&directory.settings()).as_ref());
-    assert!(!is_usable);
+    let problems = directory.load_with(&directory.settings()).expect_err("an unknown key");
+    let text = report(None, &problems);
     assert!(text.ends_with("\n1 error, 0 warnings\n"), "{text}");
 }
 

@@ -24,7 +24,7 @@ use bounded::BoundedClient;
 use caching::Caching;
 use scripted::Scripted;
 
-pub use listing::ProviderListing;
+pub use listing::{ListingError, ProviderListing};
 
 mod adapter;
 mod bounded;
