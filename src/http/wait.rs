@@ -318,7 +318,7 @@ mod tests {
         let question = Question {
             kind: QuestionKind::Question,
             value: json!(number),
-            schema: json!({}),
+            schema: json!({}).into(),
             calls: vec![],
             key: None,
             approvers: Default::default(),

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{HookResult, Middleware, edited, open_calls};
@@ -24,6 +25,7 @@ use crate::domain::machine::HookPoint;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::remembered::{DecisionScope, RememberedDecision};
 use crate::domain::schema::{Schema, can_be_embedded};
+use crate::domain::schema_text::SchemaText;
 use crate::domain::state::{State, Update};
 use crate::model::ToolSpec;
 use crate::tool::literal::{python, spaced_json};
@@ -34,6 +36,8 @@ const EXPIRED: &str = "Nobody decided in time.";
 
 /// The most lists of tools that are kept for an agent.
 const MAX_KEPT: usize = 32;
+/// The maximum size of the schemas that are kept for an agent, in bytes, except for the last one.
+const MAX_KEPT_BYTES: usize = 1024 * 1024;
 
 /// The approval middleware.
 pub struct Approval {
@@ -248,15 +252,14 @@ impl Approval {
         if let (Value::Object(value), Value::Object(request)) = (&mut value, self.request(call)) {
             value.extend(request);
         }
-        let mut schema = decision_schema(self.allowed(call), self.scopes(call));
+        let schema = decision_schema(self.allowed(call), self.scopes(call));
         // An edit changes the arguments; it does not replace the tool.
         let same = |spec: &&Arc<ToolSpec>| spec.name == call.name;
         let own: Vec<Arc<ToolSpec>> = self.tools.specs().iter().filter(same).cloned().collect();
-        schema["$defs"] = json!({"action": self.actions.of(own)});
         Question {
             kind: QuestionKind::ToolApproval,
             value,
-            schema,
+            schema: with_action(&schema, &self.actions.of(own)),
             calls: vec![call.id.clone()],
             approvers: self.approvers(call).clone(),
             expiry: self.expires_after(call).map(|after_s| Expiry {
@@ -285,7 +288,7 @@ impl Approval {
     }
 
     /// Returns the schema of a valid answer: for each call, in order, one of the decisions allowed for it.
-    fn answer_schema(&self, calls: &[ToolCall]) -> Value {
+    fn answer_schema(&self, calls: &[ToolCall]) -> SchemaText {
         let positions: Vec<Value> = calls
             .iter()
             .map(|call| decision_schema(self.allowed(call), self.scopes(call)))
@@ -295,15 +298,14 @@ impl Approval {
             .any(|call| self.allowed(call).contains(&DecisionKind::Edit));
         let mut schema = json!({
             "type": "object",
-            "properties": {"decisions": {
-                "type": "array", "minItems": calls.len(), "maxItems": calls.len(), "prefixItems": positions,
-            }},
+            "properties": {"decisions": {"type": "array", "minItems": calls.len(), "maxItems": calls.len()}},
             "required": ["decisions"],
         });
-        if may_edit {
-            schema["$defs"] = json!({"action": self.actions.of(self.tools.specs())});
+        schema["properties"]["decisions"]["prefixItems"] = Value::Array(positions);
+        match may_edit {
+            true => with_action(&schema, &self.actions.of(self.tools.specs())),
+            false => schema.into(),
         }
-        schema
     }
 }
 
@@ -586,39 +588,66 @@ fn decision_schema(allowed: &[DecisionKind], scopes: &[DecisionScope]) -> Value 
     schema
 }
 
-/// The schemas of the calls of some tools. To find out whose schemas can be embedded takes longer than everything else that a
-/// question needs, so that is kept, for the last lists of tools. The schemas are not, which may be large.
+/// A schema with the one of a call, to which it refers.
+#[derive(Serialize)]
+struct WithAction<'a> {
+    #[serde(flatten)]
+    schema: &'a Value,
+    #[serde(rename = "$defs")]
+    definitions: ActionDefinition<'a>,
+}
+
+#[derive(Serialize)]
+struct ActionDefinition<'a> {
+    action: &'a SchemaText,
+}
+
+/// Adds the schema of a call to the schema of an object that refers to it.
+fn with_action(schema: &Value, action: &SchemaText) -> SchemaText {
+    let definitions = ActionDefinition { action };
+    SchemaText::of(&WithAction { schema, definitions })
+}
+
+/// The schemas of the calls of some tools, for the last lists of tools. To find out whose schemas can be embedded takes longer than
+/// everything else that a question needs.
 #[derive(Default)]
 struct ActionSchemas(Mutex<Vec<KnownTools>>);
 
 /// Tools whose schemas were checked.
 struct KnownTools {
     tools: Vec<Arc<ToolSpec>>,
-    /// The tools among them whose schemas can be embedded.
-    embedded: Vec<Arc<ToolSpec>>,
+    /// The schema of their calls.
+    schema: SchemaText,
 }
 
 impl ActionSchemas {
     /// Returns the schema of a call of one of `tools`.
-    fn of(&self, tools: Vec<Arc<ToolSpec>>) -> Value {
+    fn of(&self, tools: Vec<Arc<ToolSpec>>) -> SchemaText {
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = lock()
             .iter()
             .find(|known| known.tools == tools)
-            .map(|known| known.embedded.clone());
-        if let Some(embedded) = found {
-            return action_schema(&tools, &embedded);
+            .map(|known| known.schema.clone());
+        if let Some(schema) = found {
+            return schema;
         }
-        let embedded = embeddable(&tools);
-        let schema = action_schema(&tools, &embedded);
+        let schema = SchemaText::from(action_schema(&tools, &embeddable(&tools)));
         let mut kept = lock();
+        kept.push(KnownTools {
+            tools,
+            schema: schema.clone(),
+        });
         // The list of a server's tools may change again and again.
-        if kept.len() >= MAX_KEPT {
+        while kept.len() > MAX_KEPT || (kept.len() > 1 && bytes_of(&kept) > MAX_KEPT_BYTES) {
             kept.remove(0);
         }
-        kept.push(KnownTools { tools, embedded });
         schema
     }
+}
+
+/// Returns the size of the schemas, in bytes.
+fn bytes_of(kept: &[KnownTools]) -> usize {
+    kept.iter().map(|known| known.schema.as_str().len()).sum()
 }
 
 /// Returns those of the tools whose schemas can be embedded into the one of their calls.
