@@ -11,6 +11,7 @@ use super::wire::Object;
 use super::wire::history::{ENVELOPE_BYTES, HistoryEntries, HistoryEntry, HistoryFields};
 use super::wire::state::{HistoryContext, StateView, metadata_of, run_metadata};
 use crate::db::checkpoints::{self, CheckpointSummary, HistoryQuery, NewestCheckpoint, Span};
+use crate::db::interrupts::InterruptState;
 use crate::db::{DbResult, Tx, background, interrupts, off_thread, runs, threads};
 use crate::domain::checkpoint::{self, Lane};
 use crate::domain::filter::MetadataFilter;
@@ -242,7 +243,7 @@ struct ThreadRows {
     visibility: background::LaterVisibility,
     /// The newest step of the main agent, if nothing else is to be read.
     newest: Option<NewestStep>,
-    /// The interrupts, if tasks are to be read.
+    /// The interrupts that can be shown, if tasks are to be read.
     interrupts: Option<interrupts::LaterInterrupts>,
 }
 
@@ -292,10 +293,12 @@ impl WantedHistory {
 
     /// Begins to read the rows of the thread.
     async fn begin(&self, tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<ThreadRows> {
-        let is_newest = matches!(self.slice, HistorySlice::Newest) && self.namespace.is_empty();
+        let is_newest = matches!(self.slice, HistorySlice::Newest);
+        // No step follows the newest checkpoint whose answered interrupts could be shown.
+        let status = is_newest.then_some(InterruptState::Pending);
         Ok(ThreadRows {
             visibility: background::visibility_later(tx, thread).await?,
-            newest: match is_newest {
+            newest: match is_newest && self.namespace.is_empty() {
                 true => Some(NewestStep {
                     checkpoint: checkpoints::newest_later(tx, thread, Lane::Main).await?,
                     run: runs::of_newest_step_later(tx, thread).await?,
@@ -303,7 +306,7 @@ impl WantedHistory {
                 false => None,
             },
             interrupts: match self.fields.tasks {
-                true => Some(interrupts::of_thread_later(tx, thread, None).await?),
+                true => Some(interrupts::of_thread_later(tx, thread, status).await?),
                 false => None,
             },
         })
