@@ -11,7 +11,11 @@ fn approval() -> Question {
                 {"action_name": "b", "allowed_decisions": ["approve", "reject"]},
             ],
         }),
-        schema: json!({"type": "object", "properties": {"decisions": {"items": {"properties": {"message": {"type": "string"}}}}}}).into(),
+        schema: json!({
+            "type": "object",
+            "properties": {"decisions": {"items": {"properties": {"message": {"type": "string"}}}}},
+        })
+        .into(),
         calls: vec!["1".to_owned(), "2".to_owned()],
         key: None,
         approvers: Default::default(),
