@@ -169,11 +169,16 @@ impl Approval {
 
     /// Returns the question about `calls`, which have the same approvers and the same time.
     fn question(&self, calls: &[ToolCall]) -> Question {
-        let requests: Vec<Value> = calls.iter().map(|call| self.request(call)).collect();
-        let configs: Vec<Value> = calls.iter().map(|call| self.config(call)).collect();
+        let requests: Value = calls.iter().map(|call| self.request(call)).collect();
+        let configs: Value = calls.iter().map(|call| self.config(call)).collect();
+        // Arguments may be large, and a macro would copy them.
+        let value = [
+            ("action_requests".to_owned(), requests),
+            ("review_configs".to_owned(), configs),
+        ];
         Question {
             kind: QuestionKind::ToolApproval,
-            value: json!({"action_requests": requests, "review_configs": configs}),
+            value: Value::Object(Map::from_iter(value)),
             schema: self.answer_schema(calls),
             calls: calls.iter().map(|call| call.id.clone()).collect(),
             approvers: calls
@@ -274,7 +279,7 @@ impl Approval {
         let own = self.rule(call).and_then(ApprovalRule::choices);
         let own = own.and_then(|choices| choices.description.as_deref());
         let args = Value::Object(call.args.clone());
-        let description = own.map_or_else(
+        let description: String = own.map_or_else(
             || {
                 format!(
                     "Tool execution requires approval\n\nTool: {}\nArgs: {}",
@@ -284,7 +289,12 @@ impl Approval {
             },
             |own| describe(own, call),
         );
-        json!({"name": call.name, "args": args, "description": description, "tool_call_id": call.id})
+        Value::Object(Map::from_iter([
+            ("name".to_owned(), call.name.as_str().into()),
+            ("args".to_owned(), args),
+            ("description".to_owned(), description.into()),
+            ("tool_call_id".to_owned(), call.id.as_str().into()),
+        ]))
     }
 
     /// Returns the schema of a valid answer: for each call, in order, one of the decisions allowed for it.
