@@ -1,3 +1,4 @@
+use super::actions::{MAX_KEPT, MAX_KEPT_BYTES};
 use super::*;
 use crate::definition::ApprovalChoices;
 use crate::domain::id::ThreadId;
