@@ -17,7 +17,7 @@ pub struct SchemaText(Arc<RawValue>);
 
 impl SchemaText {
     /// Writes a schema.
-    pub fn of<T: Serialize + ?Sized>(schema: &T) -> Self {
+    pub(crate) fn of<T: Serialize + ?Sized>(schema: &T) -> Self {
         // A value of JSON can always be written.
         to_raw_value(schema).map_or_else(|_| Self::default(), |text| Self(text.into()))
     }

@@ -504,7 +504,8 @@ impl HistoryLoader {
     ) -> DbResult<Vec<(TaskId, interrupts::InterruptRecord)>> {
         let completed = entries.iter().filter_map(|entry| entry.completed.as_ref());
         let shown: HashSet<TaskId> = completed.flat_map(CompletedStep::tasks).collect();
-        let is_shown = |asked: UnreadInterrupt| asked.is_pending || asked.lane != lane || shown.contains(&asked.task);
+        let is_shown =
+            move |asked: UnreadInterrupt| asked.is_pending || asked.lane != lane || shown.contains(&asked.task);
         let mut all = vec![];
         for record in rows.read_where(tx, is_shown).await? {
             let task = match record.lane {

@@ -142,7 +142,8 @@ impl HistoryContext {
         }
         let steps = entries.iter().filter_map(|entry| entry.completed.as_ref());
         let steps = steps.filter(|step| step.node == TOOLS);
-        let calls: Vec<TaskId> = steps.flat_map(CompletedStep::tasks).collect();
+        let calls = steps.flat_map(|step| (0..step.results.len()).map(move |at| step.base.task(TOOLS, at)));
+        let calls: Vec<TaskId> = calls.collect();
         for call in &calls {
             unknown.remove(call);
         }
