@@ -208,6 +208,7 @@ pub use domain::interrupt::{Question, QuestionKind};
 pub use domain::machine::{Failure, HookPoint, Jump};
 pub use domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 pub use domain::run::DelegatedTask;
+pub use domain::schema_text::SchemaText;
 pub use domain::state::{File, State, Update};
 pub use middleware::{
     AgentParts, Contribution, HookResult, HookTools, Middleware, ModelAnswer, NextCall, NextModel, TextFilter,

@@ -106,17 +106,16 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: P
                 .collect()
         }
     };
-    let mut list: InterruptList = found.clone().into();
-    if with_audit {
-        for (view, record) in list.interrupts.iter_mut().zip(&found) {
-            let resource = interrupt_text(thread, &record.interrupt.id);
-            let own: Vec<AuditEntry> = entries
-                .iter()
-                .filter(|entry| entry.resource == resource)
-                .cloned()
-                .collect();
-            view.audit = Some(events_of(record, &own));
-        }
+    let events = |record: &InterruptRecord| {
+        let resource = interrupt_text(thread, &record.interrupt.id);
+        let own = entries.iter().filter(|entry| entry.resource == resource);
+        let own: Vec<AuditEntry> = own.cloned().collect();
+        events_of(record, &own)
+    };
+    let audit: Vec<_> = found.iter().map(|record| with_audit.then(|| events(record))).collect();
+    let mut list: InterruptList = found.into();
+    for (view, events) in list.interrupts.iter_mut().zip(audit) {
+        view.audit = events;
     }
     Ok(Json(list))
 }

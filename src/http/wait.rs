@@ -211,8 +211,19 @@ impl RunReader {
 pub(super) enum NewRunResult {
     /// The final values.
     Values(Box<State>),
-    /// The values with interrupts, or an error.
+    /// The values with the only open interrupt.
+    Asking(Box<AskingValues>),
+    /// Several open interrupts without the values, or an error.
     Other(Value),
+}
+
+/// The values of a run that waits for an answer.
+#[derive(Serialize)]
+pub(super) struct AskingValues {
+    #[serde(flatten)]
+    values: State,
+    #[serde(rename = "__interrupt__")]
+    interrupts: [Value; 1],
 }
 
 /// The result of a new run: its final values with its interrupts, or its error.
@@ -223,22 +234,18 @@ pub(super) async fn run_result(api: Api, run: Run) -> Result<NewRunResult, ApiEr
             NewRunResult::Other(json!({"__error__": failure(&error)}))
         }
         Some(_) if outcome.interrupts.is_empty() => NewRunResult::Values(Box::new(outcome.state)),
-        Some(_) => NewRunResult::Other(with_questions(to_json(&outcome.state), &outcome.interrupts)),
+        Some(_) => with_questions(outcome.state, &outcome.interrupts),
         // The run was rolled back or deleted.
         None => NewRunResult::Other(json!({})),
     })
 }
 
 /// The values with one open interrupt; only the interrupts if there are several.
-fn with_questions(mut values: Value, interrupts: &[Interrupt]) -> Value {
+fn with_questions(values: State, interrupts: &[Interrupt]) -> NewRunResult {
     let questions: Vec<Value> = interrupts.iter().map(full).collect();
-    match (questions.len(), &mut values) {
-        (0, _) => values,
-        (1, Value::Object(fields)) => {
-            fields.insert("__interrupt__".to_owned(), questions.into());
-            values
-        }
-        _ => json!({"__interrupt__": questions}),
+    match <[Value; 1]>::try_from(questions) {
+        Ok(interrupts) => NewRunResult::Asking(Box::new(AskingValues { values, interrupts })),
+        Err(questions) => NewRunResult::Other(json!({"__interrupt__": questions})),
     }
 }
 
@@ -348,7 +355,7 @@ mod tests {
         let question = Question {
             kind: QuestionKind::Question,
             value: json!(number),
-            schema: json!({}),
+            schema: json!({}).into(),
             calls: vec![],
             key: None,
             approvers: Default::default(),
@@ -367,12 +374,11 @@ mod tests {
 
     #[test]
     fn one_interrupt_comes_with_the_values_and_several_come_alone() {
-        let values = json!({"messages": []});
-        assert_eq!(with_questions(values.clone(), &[]), values);
-        let one = with_questions(values.clone(), &[question(0)]);
+        let shown = |interrupts: &[Interrupt]| to_json(&with_questions(State::default(), interrupts));
+        let one = shown(&[question(0)]);
         assert_eq!(one["messages"], json!([]));
         assert_eq!(one["__interrupt__"][0]["value"], 0);
-        let two = with_questions(values, &[question(0), question(1)]);
+        let two = shown(&[question(0), question(1)]);
         assert_eq!(two.as_object().map(serde_json::Map::len), Some(1));
     }
 

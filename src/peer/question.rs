@@ -8,6 +8,7 @@ use super::responses::PeerInterrupt;
 use crate::domain::approvers::Approvers;
 use crate::domain::interrupt::{DecisionKind, Question, QuestionKind, is_id};
 use crate::domain::schema::Schema;
+use crate::domain::schema_text::SchemaText;
 
 /// Converts an interrupt into a question. Approvals are recognised by their form, so that they can be decided like
 /// those of local agents.
@@ -17,7 +18,9 @@ pub fn to_question(interrupt: PeerInterrupt) -> Question {
         value,
         response_schema,
     } = interrupt;
-    let schema = response_schema.filter(|schema| schema.is_object() && Schema::compile(schema).is_ok());
+    // The remote run may be looked at many times until its interrupt is answered.
+    let schema = response_schema.filter(Value::is_object).map(SchemaText::from);
+    let schema = schema.filter(|schema| Schema::compile_once(schema).is_ok());
     let list = |name: &str| {
         value
             .get(name)
@@ -37,7 +40,7 @@ pub fn to_question(interrupt: PeerInterrupt) -> Question {
     };
     Question {
         kind,
-        schema: schema.unwrap_or(own),
+        schema: schema.unwrap_or_else(|| own.into()),
         value,
         calls,
         key: id,

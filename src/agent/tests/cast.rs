@@ -158,7 +158,7 @@ impl Tool for Act {
             return Err(Question {
                 kind,
                 value: json!(call.id),
-                schema: json!({}),
+                schema: json!({}).into(),
                 calls,
                 key: None,
                 approvers: Default::default(),

@@ -419,7 +419,7 @@ fn in_result(
 /// Returns an interrupt as the structured content of a result shows it.
 fn interrupt_json(record: &InterruptRecord) -> Value {
     let question = &record.interrupt.question;
-    let shown = json!({"id": record.interrupt.id, "value": question.value, "response_schema": question.schema,
+    let shown = json!({"id": record.interrupt.id, "value": question.value, "response_schema": question.schema.parse(),
         "resolve_url": resolve_path(record)});
     with_agent(shown, &record.interrupt)
 }

@@ -7,7 +7,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::values::{Values, ValuesWriter};
 use crate::db::checkpoints::{CheckpointSummary, Visit};
 use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry};
-use crate::domain::id::{CheckpointId, RunId, StepBase};
+use crate::domain::id::{CheckpointId, RunId, StepBase, TaskId};
 use crate::domain::machine::{Position, TOOLS};
 use crate::domain::state::{State, Update};
 
@@ -56,6 +56,11 @@ impl CompletedStep {
             base: step.base(),
             results,
         }
+    }
+
+    /// Returns the ids of its tasks.
+    pub fn tasks(&self) -> impl Iterator<Item = TaskId> {
+        (0..self.results.len()).map(move |at| self.base.task(&self.node, at))
     }
 
     fn bytes(&self) -> usize {

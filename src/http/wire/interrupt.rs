@@ -13,6 +13,7 @@ use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::interrupt::{Interrupt, QuestionKind};
+use crate::domain::schema_text::SchemaText;
 use crate::domain::time::Timestamp;
 
 /// An interrupt as threads and states show it: `{id, value}`, and the name of a subagent.
@@ -36,8 +37,10 @@ pub fn with_agent(mut shown: Value, interrupt: &Interrupt) -> Value {
 /// have it here; [`InterruptView`] always has it.
 pub fn full(interrupt: &Interrupt) -> Value {
     let question = &interrupt.question;
-    let schema = question.shows_schema().then_some(&question.schema);
-    let shown = json!({"value": question.value, "id": interrupt.id, "response_schema": schema});
+    let mut shown = json!({"value": question.value, "id": interrupt.id, "response_schema": null});
+    if question.shows_schema() {
+        shown["response_schema"] = question.schema.parse();
+    }
     with_agent(shown, interrupt)
 }
 
@@ -68,7 +71,7 @@ pub struct InterruptView {
     pub value: Value,
     /// The JSON Schema of a valid answer.
     #[schema(value_type = Object)]
-    pub response_schema: Value,
+    pub response_schema: SchemaText,
     /// The time when it was raised.
     #[schema(format = DateTime)]
     pub created_at: String,

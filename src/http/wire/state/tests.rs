@@ -171,7 +171,7 @@ fn asked(task: TaskId, status: InterruptState) -> (TaskId, InterruptRecord) {
     let question = Question {
         kind: QuestionKind::Question,
         value: json!("why?"),
-        schema: json!({}),
+        schema: json!({}).into(),
         calls: vec![],
         key: None,
         approvers: Default::default(),
