@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::agents::background_tasks::{
-    about, answered, has_run, knows_outcomes, notifications, results, start, tell, the_task,
+    about, answered, copied, has_run, knows_outcomes, no_task, notifications, results, start, tasks, tell, the_task,
 };
 use crate::remote::awaited::{Peer, create_thread};
 use crate::support::actors::Question;
@@ -284,6 +284,7 @@ on_both_engines! {
     the_end_of_a_remote_task_starts_a_run_of_the_agent,
     a_running_agent_is_notified_of_a_remote_outcome,
     a_check_of_a_task_reads_the_remote_server_or_the_last_known_status,
+    a_copy_has_no_remote_tasks_that_are_under_way_for_the_original,
     a_further_message_interrupts_a_remote_task,
     one_further_message_can_wait_for_the_end_of_a_remote_task,
     a_result_of_a_remote_task_is_reported_although_a_message_follows_at_once,
@@ -432,6 +433,20 @@ async fn a_check_of_a_task_reads_the_remote_server_or_the_last_known_status(serv
         answered(&alice, about("k4", "check_async_task", &task)).await,
         format!("check_async_task: {result}")
     );
+    peer.finish().await;
+}
+
+async fn a_copy_has_no_remote_tasks_that_are_under_way_for_the_original(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "calm").await;
+    let bob = copied(&alice).await;
+    assert!(tasks(&bob).await.is_empty());
+    let said = answered(&bob, about("k1", "cancel_async_task", &task)).await;
+    let refusal = no_task(task["task_id"].as_str().unwrap());
+    assert_eq!(said, format!("cancel_async_task failed: {refusal}"));
+    assert_eq!(the_task(&alice).await, task);
+    peer.server.tools.let_go("lookup");
+    eventually(async || there(&peer, &task).status().await == "idle").await;
     peer.finish().await;
 }
 
