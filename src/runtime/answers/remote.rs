@@ -136,7 +136,7 @@ impl Interrupts {
             .map_err(|StartFailed { error, .. }| match &error {
                 PeerError::Refused { status: 409, .. } => ResolveError::Busy,
                 PeerError::Refused { message, .. } if error.is_refusal() => {
-                    Invalid::new("answer", message.clone()).into()
+                    Invalid::new("resume", message.clone()).into()
                 }
                 PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
             })?;
