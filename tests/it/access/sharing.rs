@@ -191,10 +191,10 @@ async fn runs_on_a_thread_that_is_shared_for_writing_are_rolled_back_by_its_owne
     assert_eq!(run.status().await, "running");
     assert_eq!(ann.runs().await.len(), 1);
 
-    // What bob may change he may interrupt, and the owner may roll back.
+    // Bob may interrupt, since he may change the thread, and the owner may roll back.
     bob.run_of_id(&run.id).is_cancelled("interrupt").await.ok();
     assert_eq!(run.status().await, "interrupted");
-    let run = ann.asks(script().calls(lookup("l1", "x")).says("done")).await;
+    let run = ann.asks(script().calls(lookup("l2", "x")).says("done")).await;
     server.tools.called("lookup", 2).await;
     run.is_cancelled("rollback").await.ok();
     assert_eq!(ann.runs().await.len(), 1);
