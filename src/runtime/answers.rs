@@ -367,6 +367,10 @@ impl NodeInput {
     /// Nodes at the same time have one thread: another one may be at work, or have stopped. `head` is the newest checkpoint.
     async fn is_of_turn(&self, tx: &mut Tx<'_>, thread: ThreadId, head: Option<Head>) -> DbResult<bool> {
         let mut at_work = db::runs::in_flight(tx, thread).await?;
+        // The input may also wait for the turn of another node.
+        if at_work.iter().any(|run| self.is_of_node_of(run) == Some(true)) {
+            return Ok(true);
+        }
         at_work.retain(|run| run.status == RunStatus::Running || run.request.turn() == QueueTurn::Answer);
         if at_work.is_empty() {
             let Some(last) = head.and_then(|head| head.run) else {
@@ -375,9 +379,8 @@ impl NodeInput {
             let last = db::runs::get_by_id(tx, last).await?;
             return Ok(last.is_none_or(|run| self.is_of_node_of(&run).unwrap_or(true)));
         }
-        let own: Option<Vec<bool>> = at_work.iter().map(|run| self.is_of_node_of(run)).collect();
-        if let Some(own) = own {
-            return Ok(own.contains(&true));
+        if at_work.iter().all(|run| self.is_of_node_of(run).is_some()) {
+            return Ok(false);
         }
         if at_work
             .iter()

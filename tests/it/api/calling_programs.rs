@@ -199,9 +199,12 @@ async fn nodes_that_the_program_names_may_have_the_same_input(server: TestServer
     let first = node.begins("one", json!({})).await;
     server.tools.called("lookup", 1).await;
     let second = node.begins("other", json!({})).await;
+    // The input of the second one waits, and is not heard twice either.
+    let again = node.begins("other", json!({})).await;
     server.tools.let_go("lookup");
-    first.finishes().await;
-    second.finishes().await;
+    for run in [first, second, again] {
+        run.finishes().await;
+    }
     assert_eq!(node.said().await.len(), 2);
     assert_eq!(server.tools.calls_of("lookup").len(), 2);
 }
