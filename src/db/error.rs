@@ -100,8 +100,9 @@ impl DbError {
 
     /// Returns whether the disk of SQLite has refused a write: it is full, or fails.
     pub fn is_refused_by_disk(&self) -> bool {
-        // Full; the log, or its index in shared memory, cannot be written. Codes of Postgres have five characters.
-        const CODES: [&str; 3] = ["13", "778", "4874"];
+        // Full; the log cannot be written, or not as far as the disk; nor can its index in shared memory. Codes of Postgres have
+        // five characters.
+        const CODES: [&str; 4] = ["13", "778", "1034", "4874"];
         matches!(self, Self::Unavailable(error) if CODES.iter().any(|code| super::engine::has_code(error, code)))
     }
 
