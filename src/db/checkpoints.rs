@@ -22,7 +22,7 @@ use uuid::Uuid;
 pub use history::history;
 pub use history::{HistoryQuery, LaterNewest, NewestCheckpoint, Visit, get, newest_later, next_after, walk};
 pub use machine::{
-    input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
+    input_after, input_of, last_node, machine, machine_as_left, machine_at, machine_in_memory, machine_of,
 };
 pub use state::{load_state, newest_state};
 pub use summary::{

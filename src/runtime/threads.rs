@@ -311,9 +311,15 @@ async fn without_open_tasks(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, now: 
     let head = db::checkpoints::head(tx, thread, lane).await?;
     let run = head.as_ref().and_then(|head| head.run);
     let (mut machine, segment) = db::checkpoints::machine_of(tx, thread, head).await?;
-    let Some(entry) = machine.remove_open_tasks(CheckpointId::mint()) else {
+    let Some(mut entry) = machine.remove_open_tasks(CheckpointId::mint()) else {
         return Ok(machine);
     };
+    // A write that names no node counts as written by that of the original's last step.
+    if let Some(parent) = entry.parent
+        && let Some(node) = db::checkpoints::last_node(tx, thread, parent).await?
+    {
+        entry.node = node;
+    }
     let placed = NewCheckpoint {
         thread,
         lane,
