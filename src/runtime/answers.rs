@@ -355,6 +355,12 @@ fn node_of(metadata: &Map<String, Value>) -> Option<&Value> {
     metadata.get(NODE).filter(|node| node.is_string())
 }
 
+/// Returns the names in a node with its task: those of the subgraphs around the node, and its own.
+fn names_of(node: &Value) -> Vec<&str> {
+    let parts = node.as_str().unwrap_or_default().split('|');
+    parts.map(|part| part.split(':').next().unwrap_or_default()).collect()
+}
+
 /// The input of a node of a program that continues.
 struct NodeInput {
     input: Value,
@@ -373,11 +379,7 @@ impl NodeInput {
         }
         at_work.retain(|run| run.status == RunStatus::Running || run.request.turn() == QueueTurn::Answer);
         if at_work.is_empty() {
-            let Some(last) = head.and_then(|head| head.run) else {
-                return Ok(true);
-            };
-            let last = db::runs::get_by_id(tx, last).await?;
-            return Ok(last.is_none_or(|run| self.is_of_node_of(&run).unwrap_or(true)));
+            return self.is_of_stopped_turn(tx, thread, head).await;
         }
         if at_work.iter().all(|run| self.is_of_node_of(run).is_some()) {
             return Ok(false);
@@ -388,6 +390,27 @@ impl NodeInput {
         {
             return Ok(true);
         }
+        self.is_heard(tx, thread, head).await
+    }
+
+    /// Returns whether the turn that has stopped at `head` is that of this node.
+    async fn is_of_stopped_turn(&self, tx: &mut Tx<'_>, thread: ThreadId, head: Option<Head>) -> DbResult<bool> {
+        let Some(last) = head.as_ref().and_then(|head| head.run) else {
+            return Ok(true);
+        };
+        let Some(last) = db::runs::get_by_id(tx, last).await? else {
+            return Ok(true);
+        };
+        match self.is_of_node_of(&last) {
+            Some(true) | None => Ok(true),
+            // In a program that has branched off, the same node has another task.
+            Some(false) if self.has_name_of_node_of(&last) => self.is_heard(tx, thread, head).await,
+            Some(false) => Ok(false),
+        }
+    }
+
+    /// Returns whether the messages of the input are on the thread, whose newest checkpoint is `head`.
+    async fn is_heard(&self, tx: &mut Tx<'_>, thread: ThreadId, head: Option<Head>) -> DbResult<bool> {
         let (machine, _) = db::checkpoints::machine_of(tx, thread, head).await?;
         Ok(self.is_in(&machine.state))
     }
@@ -396,6 +419,11 @@ impl NodeInput {
     fn is_of_node_of(&self, run: &Run) -> Option<bool> {
         let node = self.node.as_ref()?;
         node_of(&run.metadata).map(|other| other == node)
+    }
+
+    /// Returns whether a run works for a node with the same name, whatever its task is.
+    fn has_name_of_node_of(&self, run: &Run) -> bool {
+        self.node.as_ref().map(names_of) == node_of(&run.metadata).map(names_of)
     }
 
     /// Returns whether the messages of the input are in a state.

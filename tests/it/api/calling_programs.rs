@@ -84,6 +84,7 @@ on_both_engines! {
     nodes_that_the_program_names_may_have_the_same_input,
     a_node_that_calls_again_while_its_agent_is_at_work_is_not_heard_twice,
     a_node_does_not_take_the_answer_to_the_question_of_another_one,
+    a_node_continues_with_a_program_that_has_branched_off,
     what_langgraph_reserves_for_itself_is_no_context,
     a_program_reads_the_state_of_its_agent_in_its_own_namespace,
 }
@@ -239,6 +240,18 @@ async fn a_node_does_not_take_the_answer_to_the_question_of_another_one(server: 
     // The message has withdrawn the question. The node that asked calls its agent anew.
     one.begins("one", answers).await.finishes().await;
     assert_ne!(one.alice.question().await.id(), question.id());
+}
+
+async fn a_node_continues_with_a_program_that_has_branched_off(server: TestServer) {
+    let node = Node::new(&server, script().calls(mail("m1", "bob")).says("sent")).await;
+    node.begins("one", json!({})).await.finishes().await;
+    let question = node.alice.question().await;
+    // The node has another task there.
+    let answers = json!({question.id(): approval()});
+    node.begins("one:other", answers).await.finishes().await;
+    assert_eq!(node.alice.transcript().await.last().unwrap(), "ai: sent");
+    assert_eq!(node.said().await.len(), 1);
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
 async fn what_langgraph_reserves_for_itself_is_no_context(server: TestServer) {
