@@ -286,7 +286,7 @@ async fn a_write_as_the_input_begins_a_turn(server: TestServer) {
 async fn a_write_after_a_fork_counts_as_written_by_the_last_node(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("never said")).await;
-    // What waits goes on in a copy after a fork.
+    // In a copy, a step that waits goes on after a fork.
     let copy = server.client().post(&alice.path("/copy"), json!({})).await.ok();
     let bob = alice.on(copy["thread_id"].as_str().expect("an id"));
     assert_eq!(bob.state().await["metadata"]["source"], "fork");
