@@ -192,11 +192,58 @@ fn limits_of_streams_and_the_interval_of_reloads_have_bounds() {
     for part in [
         "server.max_streams_per_thread: must be a whole number of at least 1",
         "server.max_streams_per_client: must be a whole number of at least 1",
-        "runtime.reload_s: must be 0, which means never, or at most 86400 seconds",
+        "runtime.reload_s: must be 0, which means never, or from 0.05 to 86400 seconds",
     ] {
         assert!(problems.contains(part), "{part} is missing in\n{problems}");
     }
     assert!(!complaints("[runtime]\nreload_s = 0\n").contains("reload_s"));
+}
+
+#[test]
+fn intervals_have_a_minimum() {
+    let text = r#"[server]
+keep_alive_s = 0.001
+[runtime]
+lease_s = 0.001
+heartbeat_s = 0.0005
+reload_s = 0.001
+[threads.ttl]
+default_ttl = 1.0
+sweep_interval_minutes = 0.00001
+[checkpointer.ttl]
+default_ttl = 1.0
+sweep_interval_minutes = 0.00001
+[store.ttl]
+sweep_interval_minutes = 0.00001
+[webhooks]
+retry_s = 0.001
+[peers]
+first_look_s = 0.001
+longest_look_s = 0.001
+[telemetry]
+otlp_endpoint = "http://127.0.0.1:4318"
+export_interval_s = 0.001
+[tool_servers.crm]
+url = "http://127.0.0.1:9400"
+refresh_s = 0.001
+"#;
+    let problems = complaints(text);
+    for wrong in [
+        "server.keep_alive_s: must be from 0.1 to 86400 seconds",
+        "runtime.lease_s: must be from 1 to 86400 seconds",
+        "runtime.heartbeat_s: must be from 0.1 to 86400 seconds",
+        "runtime.reload_s: must be 0, which means never, or from 0.05 to 86400 seconds",
+        "threads.ttl.sweep_interval_minutes: must be from 0.002 to 52560000 minutes",
+        "checkpointer.ttl.sweep_interval_minutes: must be from 0.002 to 52560000 minutes",
+        "store.ttl.sweep_interval_minutes: must be from 0.002 to 1440 minutes",
+        "webhooks.retry_s: must be from 0.1 to 3600 seconds",
+        "peers.first_look_s: must be from 0.05 to 3600 seconds",
+        "peers.longest_look_s: must be from 0.05 to 3600 seconds",
+        "telemetry.export_interval_s: must be from 0.05 to 60 seconds",
+        "tool_servers.crm.refresh_s: must be from 1 to 86400 seconds",
+    ] {
+        assert!(problems.contains(wrong), "{wrong} is not in\n{problems}");
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub use history::{HistoryQuery, LaterNewest, NewestCheckpoint, Visit, find, newe
 #[cfg(test)]
 pub use history::{get, history};
 pub use machine::{
-    input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
+    input_after, input_of, last_node, machine, machine_as_left, machine_at, machine_in_memory, machine_of,
 };
 pub use state::{find_state, load_state, newest_state};
 pub use summary::{

@@ -282,6 +282,21 @@ impl Question {
         json!({"type": "answered", "answers": answers})
     }
 
+    /// Returns a place in an answer as it was given, for the same place in its [normalised](Self::normalised) form: `.type` is
+    /// `.decisions[0].type` if the only decision was given in a list.
+    pub fn place_as_given(&self, given: &Value, place: &str) -> String {
+        let normalised = self.normalised(given.clone());
+        if normalised == *given {
+            return place.to_owned();
+        }
+        if self.is_per_call() {
+            return format!(".decisions[0]{place}");
+        }
+        let is_list_of_answers = normalised.get("answers") == Some(given);
+        let in_answers = place.strip_prefix(".answers").filter(|_| is_list_of_answers);
+        in_answers.unwrap_or_default().to_owned()
+    }
+
     /// Validates an answer, before it is stored.
     ///
     /// # Errors

@@ -493,7 +493,7 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest, detail: Metadata
 /// Cancels a run and all runs below it. `action=rollback` also undoes its changes and deletes it.
 ///
 /// The caller of a cancelled child run gets an error result and continues, as do the other child runs. A child run
-/// cannot be rolled back.
+/// cannot be rolled back. A rollback needs the right to delete the thread.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/{run_id}/cancel", tag = "Runs",
     params(RunPath,
         ("wait" = Option<bool>, Query, description = "Whether to wait until the run has ended"),
@@ -513,6 +513,9 @@ pub(super) async fn cancel(
     let action = cancel_action(&params)?;
     let wait = params.flag("wait")?;
     let RunPath { thread_id, run_id } = path;
+    if action == CancelAction::Rollback {
+        api.check(Action::ThreadsDelete, ResourceRef::Thread(thread_id)).await?;
+    }
     let permit = if wait {
         Some(api.open_stream(Some(thread_id), client)?)
     } else {

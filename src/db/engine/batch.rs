@@ -11,6 +11,7 @@ use std::future::ready;
 
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt, stream};
+use memchr::memchr2_iter;
 use sqlx::{Database, Either};
 
 /// The cause of an error: a statement that had to change a row has changed none. The driver has no error of its own for that,
@@ -600,28 +601,22 @@ pub(super) fn push_with_values(text: &mut String, sql: &str, mut push_value: imp
     let bytes = sql.as_bytes();
     let mut is_in_literal = false;
     let mut copied = 0;
-    let mut at = 0;
-    while at < bytes.len() {
-        let byte = bytes[at];
-        at += 1;
-        if byte == b'\'' {
+    for at in memchr2_iter(b'$', b'\'', bytes) {
+        if bytes[at] == b'\'' {
             is_in_literal = !is_in_literal;
-        }
-        if byte != b'$' || is_in_literal {
             continue;
         }
-        let dollar = at - 1;
-        let mut number = 0;
-        let digits = at;
-        while at < bytes.len() && bytes[at].is_ascii_digit() {
-            number = 10 * number + usize::from(bytes[at] - b'0');
-            at += 1;
+        let digits = bytes[at + 1..].iter().take_while(|byte| byte.is_ascii_digit());
+        let number = digits
+            .clone()
+            .fold(0, |number, digit| 10 * number + usize::from(digit - b'0'));
+        let end = at + 1 + digits.count();
+        if is_in_literal || end == at + 1 {
+            continue;
         }
-        if at > digits {
-            text.push_str(&sql[copied..dollar]);
-            push_value(text, number);
-            copied = at;
-        }
+        text.push_str(&sql[copied..at]);
+        push_value(text, number);
+        copied = end;
     }
     text.push_str(&sql[copied..]);
 }

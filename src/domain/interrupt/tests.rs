@@ -150,3 +150,27 @@ fn an_interrupt_is_read_with_its_question_and_without() {
         assert_eq!((&read.id, &read.answer), (&whole.id, &whole.answer));
     }
 }
+
+#[test]
+fn a_place_in_an_answer_is_named_as_the_answer_was_given() {
+    let ask = |questions: Value| Question {
+        kind: QuestionKind::Question,
+        value: json!({"type": ASK_USER, "questions": questions}),
+        ..Question::default()
+    };
+    let one = ask(json!([{"type": "text"}]));
+    assert_eq!(one.place_as_given(&json!("yes"), ".answers.0"), "");
+    assert_eq!(one.place_as_given(&json!(["yes"]), ".answers.0"), ".0");
+    let whole = json!({"type": "answered", "answers": ["yes"]});
+    assert_eq!(one.place_as_given(&whole, ".answers.0"), ".answers.0");
+    let several = ask(json!([{"type": "multi_select"}]));
+    assert_eq!(several.place_as_given(&json!(["a", "b"]), ".answers.0"), "");
+    let approval = Question {
+        kind: QuestionKind::ToolApproval,
+        value: json!({"type": TOOL_APPROVAL}),
+        ..Question::default()
+    };
+    assert_eq!(approval.place_as_given(&json!({"type": "approve"}), ".type"), ".type");
+    let list = json!({"decisions": [{"type": "approve"}]});
+    assert_eq!(approval.place_as_given(&list, ".type"), ".decisions[0].type");
+}
