@@ -46,10 +46,10 @@ use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
+use crate::domain::id::{AssistantId, DefinitionDigest, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
-use crate::domain::run::{Lineage, Run, RunCaller, RunRequest, RunStatus};
+use crate::domain::run::{AssignedAgent, Lineage, Run, RunCaller, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::domain::trace::RunTrace;
 use crate::domain::visibility::Visibility;
@@ -59,7 +59,7 @@ const TABLE: &str = "runs";
 const COLUMNS: &str = "\
     run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
     status, request, cast(metadata as text) as metadata, error, attempt, fence, created_at, updated_at, due_at, \
-    visibility, crashes, queue";
+    visibility, crashes, queue, definition";
 const SELECT: &str = concatcp!("select ", COLUMNS, " from runs");
 
 from_row! {
@@ -67,7 +67,7 @@ from_row! {
         run_id: Uuid,
         thread_id: Uuid,
         assistant_id: Uuid,
-        root_id: Uuid,
+        root_id: LaneColumn,
         parent_id: Option<Uuid>,
         depth: i32,
         cause: Option<String>,
@@ -85,6 +85,7 @@ from_row! {
         visibility: Option<String>,
         crashes: i32,
         queue: String,
+        definition: Option<String>,
     }
 }
 
@@ -133,30 +134,59 @@ fn encode_usage(tx: &Tx<'_>, usage: &Usage) -> DbResult<String> {
 
 /// The key of the metadata of a run of a main agent with the id of its assistant, which the row has in a column.
 const ASSISTANT: &str = "assistant_id";
+/// The key of the metadata of a run of a main agent with the name of the agent, which its request has, too.
+const GRAPH: &str = "graph_id";
+/// The key of the metadata that says who has created the assistant of a run.
+const CREATOR: &str = "created_by";
+/// The creator of the assistant that each agent has by itself.
+const SYSTEM: &str = "system";
 
-/// Returns the metadata of a run as its row has them: without the id of the assistant, if every server reads that. Of a run
-/// whose metadata do not have that id, the row says so by a null.
-fn stored_metadata(run: &Run, shortens: bool) -> Cow<'_, Map<String, Value>> {
+/// Returns the metadata of a run as its row has them: without the id of the assistant, if every server reads that, and on
+/// SQLite without the name of the agent and the creator of its own assistant. Of a run whose metadata do not have such a key,
+/// the row says so by a null.
+fn stored_metadata(run: &Run, engine: Engine, shortens: bool) -> Cow<'_, Map<String, Value>> {
     if run.lineage.depth > 0 {
         return Cow::Borrowed(&run.metadata);
     }
-    let Some(noted) = run.metadata.get(ASSISTANT) else {
-        let mut metadata = run.metadata.clone();
+    let mut metadata = run.metadata.clone();
+    let noted = |key: &str| run.metadata.get(key).and_then(Value::as_str);
+    if !metadata.contains_key(ASSISTANT) {
         metadata.insert(ASSISTANT.to_owned(), Value::Null);
+    } else if shortens && noted(ASSISTANT) == Some(run.assistant.to_string().as_str()) {
+        metadata.shift_remove(ASSISTANT);
+    }
+    let Some(agent) = &run.request.agent else {
         return Cow::Owned(metadata);
     };
-    if !shortens || noted.as_str() != Some(run.assistant.to_string().as_str()) {
-        return Cow::Borrowed(&run.metadata);
+    if !metadata.contains_key(GRAPH) {
+        metadata.insert(GRAPH.to_owned(), Value::Null);
+    } else if engine == Engine::Sqlite
+        && noted(GRAPH) == Some(agent.graph_id.as_str())
+        && noted(CREATOR) == Some(SYSTEM)
+    {
+        metadata.shift_remove(GRAPH);
+        metadata.shift_remove(CREATOR);
     }
-    let mut metadata = run.metadata.clone();
-    metadata.shift_remove(ASSISTANT);
     Cow::Owned(metadata)
 }
 
-/// Returns the metadata of a run that are stored like this.
-fn read_metadata(mut stored: Map<String, Value>, depth: i32, assistant: AssistantId) -> Map<String, Value> {
+/// Returns the metadata of a run that are stored like this. `agent` is that of its request.
+fn read_metadata(
+    mut stored: Map<String, Value>,
+    depth: i32,
+    assistant: AssistantId,
+    agent: Option<&AssignedAgent>,
+) -> Map<String, Value> {
     if depth > 0 {
         return stored;
+    }
+    if let Some(agent) = agent {
+        if stored.get(GRAPH).is_some_and(Value::is_null) {
+            stored.shift_remove(GRAPH);
+        } else if !stored.contains_key(GRAPH) {
+            stored.insert(CREATOR.to_owned(), SYSTEM.into());
+            stored.insert(GRAPH.to_owned(), agent.graph_id.as_str().into());
+        }
     }
     if stored.get(ASSISTANT).is_some_and(Value::is_null) {
         stored.shift_remove(ASSISTANT);
@@ -164,6 +194,28 @@ fn read_metadata(mut stored: Map<String, Value>, depth: i32, assistant: Assistan
         stored.insert(ASSISTANT.to_owned(), assistant.to_string().into());
     }
     stored
+}
+
+/// Returns the request of a run as its row has it. On SQLite, the digest of the definition is in a column only.
+fn stored_request(request: &RunRequest, engine: Engine) -> Cow<'_, RunRequest> {
+    if engine == Engine::Postgres || request.pinned_definition().is_none() {
+        return Cow::Borrowed(request);
+    }
+    let mut stored = request.clone();
+    if let Some(agent) = &mut stored.agent {
+        agent.definition = None;
+    }
+    Cow::Owned(stored)
+}
+
+/// Returns the root of a run as its row has it. On SQLite that of a main agent's run, which is the run itself, is as short as the
+/// lane of a main agent.
+fn stored_root(run: &Run, engine: Engine) -> LaneColumn {
+    let lineage = &run.lineage;
+    LaneColumn(match engine {
+        Engine::Sqlite if lineage.depth == 0 && lineage.root == run.id => Lane::Main,
+        Engine::Sqlite | Engine::Postgres => Lane::Child(lineage.root),
+    })
 }
 
 /// A run of which some columns may be unreadable.
@@ -221,7 +273,10 @@ impl From<RunRow> for ReadRun {
         let visibility = visibility.ok_or_else(|| columns.at("visibility").corrupt());
         let status = RunStatus::from_word(&row.status).ok_or_else(|| columns.at("status").corrupt());
         let lineage = Lineage {
-            root: RunId(row.root_id),
+            root: match row.root_id.0 {
+                Lane::Main => RunId(row.run_id),
+                Lane::Child(root) => root,
+            },
             parent: row.parent_id.map(RunId),
             depth: columns.number("depth", row.depth),
             namespace: columns.take(namespace),
@@ -235,15 +290,20 @@ impl From<RunRow> for ReadRun {
             .as_deref()
             .map(|error| columns.at("error").decode(error))
             .transpose();
+        let mut request: RunRequest = columns.json("request", &row.request);
+        if let Some(agent) = &mut request.agent {
+            agent.definition = agent.definition.take().or(row.definition.map(DefinitionDigest));
+        }
+        let assistant = AssistantId(row.assistant_id);
         let metadata = columns.at("metadata").decode(&row.metadata);
-        let metadata = metadata.map(|stored| read_metadata(stored, row.depth, AssistantId(row.assistant_id)));
+        let metadata = metadata.map(|stored| read_metadata(stored, row.depth, assistant, request.agent.as_ref()));
         let mut run = Run {
             id: RunId(row.run_id),
             thread: ThreadId(row.thread_id),
-            assistant: AssistantId(row.assistant_id),
+            assistant,
             lineage,
             status: columns.take(status.map(Some)).unwrap_or(RunStatus::Error),
-            request: columns.json("request", &row.request),
+            request,
             metadata: columns.take(metadata),
             error: columns.take(error),
             attempt: columns.number("attempt", row.attempt),
@@ -316,8 +376,9 @@ pub async fn insert_begun(
     let sealer = tx.sealer_of_thread(run.thread).await?;
     let at = |column| cell(column, &run.id);
     let mut packer = Packer::of_thread(tx, run.thread).await?;
-    let request = packer.encode(&at("request"), &run.request)?;
-    let stored_metadata = stored_metadata(run, tx.shortens());
+    let engine = tx.engine();
+    let request = packer.encode(&at("request"), &*stored_request(&run.request, engine))?;
+    let stored_metadata = stored_metadata(run, engine, tx.shortens());
     let metadata = sealer.json(&at("metadata"), &stored_metadata)?;
     let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
     let error = error.transpose()?;
@@ -325,7 +386,7 @@ pub async fn insert_begun(
         .bind(run.id.0)
         .bind(run.thread.0)
         .bind(run.assistant.0)
-        .bind(run.lineage.root.0)
+        .bind(stored_root(run, engine))
         .bind(run.lineage.parent.map(|parent| parent.0))
         .bind(i32::try_from(run.lineage.depth).unwrap_or(i32::MAX))
         .bind(run.lineage.cause.as_deref())
@@ -711,7 +772,7 @@ pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now:
     };
     let freed = blobs::forget_request(tx, run).await?;
     let mut packer = Packer::of_thread(tx, thread).await?;
-    let request = packer.encode(&cell("request", &run), request)?;
+    let request = packer.encode(&cell("request", &run), &*stored_request(request, tx.engine()))?;
     packer.store(tx, BlobReferrer::Request { thread, run }).await?;
     blobs::delete_unreferenced(tx, freed).await?;
     let changed = on_engine!(tx, |conn| query(SQL)

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::super::blobs::{self, StoredText};
 use super::super::engine::{LaneColumn, on_engine};
-use super::{DbResult, Head, Tx, cell, find_head, head, load_state};
+use super::{DbResult, Head, Tx, cell, find_head, head, load_state, node_of_stored};
 use crate::db::row::from_row;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -84,7 +84,7 @@ from_row! {
 /// Returns the input of a subagent's lane; none if the lane has no checkpoint yet.
 pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Update>> {
     const SQL: &str = "select checkpoint_id, writes from checkpoints \
-        where thread_id = $1 and lane = $2 and node = $3 and source = 'loop' order by seq limit 1";
+        where thread_id = $1 and lane = $2 and node in ($3, '') and source = 'loop' order by seq limit 1";
     let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(LaneColumn(lane))
@@ -99,7 +99,7 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
 pub async fn input_after(tx: &mut Tx<'_>, thread: ThreadId, before: CheckpointId) -> DbResult<Option<Update>> {
     // The step is mostly the next one, so the search by number ends at once.
     const SQL: &str = "select checkpoint_id, writes from checkpoints \
-        where thread_id = $1 and lane = $2 and parent_id = $3 and node = $4 and source = 'loop' \
+        where thread_id = $1 and lane = $2 and parent_id = $3 and node in ($4, '') and source = 'loop' \
         and seq > (select first.seq from checkpoints first where first.thread_id = $1 and first.checkpoint_id = $3) \
         order by seq limit 1";
     let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
@@ -131,9 +131,10 @@ async fn read_input(tx: &mut Tx<'_>, thread: ThreadId, row: Option<InputRow>) ->
 /// Returns the node that made a checkpoint of a thread.
 pub async fn node_of(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<String>> {
     const SQL: &str = "select node from checkpoints where checkpoint_id = $1 and thread_id = $2";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+    let stored: Option<String> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(checkpoint.0)
         .bind(thread.0)
         .fetch_optional(conn)
-        .await)?)
+        .await)?;
+    Ok(stored.map(node_of_stored))
 }

@@ -170,12 +170,24 @@ async fn the_metadata_of_a_run_are_read_as_they_were_given(db: Db) {
             json!({"a": 1}),
             json!({"a": 1, "assistant_id": assistant}),
             json!({"assistant_id": "another", "a": 1}),
+            json!({"graph_id": "agent", "a": 1}),
+            json!({"created_by": "system", "graph_id": "agent", "a": 1, "assistant_id": assistant}),
+            json!({"created_by": "system", "graph_id": "another"}),
+            json!({"created_by": "me", "graph_id": "agent"}),
+            json!({"created_by": "system"}),
         ];
-        for metadata in all {
-            let run = Run {
+        let agent = AssignedAgent {
+            graph_id: "agent".to_owned(),
+            version: 1,
+            definition: None,
+        };
+        let with_agent = all.clone().map(|metadata| (metadata, Some(agent.clone())));
+        for (metadata, agent) in all.map(|metadata| (metadata, None)).into_iter().chain(with_agent) {
+            let mut run = Run {
                 metadata: object(metadata),
                 ..run_at(thread, 2)
             };
+            run.request.agent = agent;
             let given = run.metadata.clone();
             let id = run.id;
             write!(db, |tx| runs::insert(tx, &run, None));
