@@ -32,6 +32,7 @@ on_both!(
     many_checkpoints_are_stored_in_batches,
     the_log_has_steps_and_events_in_order,
     a_start_that_an_input_follows_is_in_the_log,
+    an_event_behind_its_step_is_in_the_log,
     a_start_without_a_row_goes_with_the_history_before_its_input,
     a_start_that_its_input_does_not_tell_has_a_row,
     the_checkpoints_of_a_run_are_deleted,
@@ -668,6 +669,85 @@ async fn a_start_that_an_input_follows_is_in_the_log(db: Db) {
     );
     write!(db, |tx| checkpoints::delete_of_run(tx, thread, run));
     assert_eq!(read!(db, |tx| events::bounds(tx, thread)), Some((1, 1)));
+}
+
+/// Stores a step as the first entry of a log, and these events behind it.
+async fn store_step(db: &Db, thread: ThreadId, run: RunId, facts: Vec<Fact>) -> Entry {
+    let step = saying("a", None, -1);
+    let entry = step.clone();
+    write!(db, |tx| async {
+        let at = Timestamp(5);
+        let lane = Lane::Main;
+        let placed = NewCheckpoint {
+            thread,
+            lane,
+            seq: 1,
+            segment: None,
+            run: Some(run),
+            entry: &entry,
+            position: &Position::default(),
+            at,
+        };
+        let events = (2..).zip(&facts).map(|(seq, fact)| NewEvent {
+            thread,
+            seq,
+            run,
+            lane,
+            fact,
+            at,
+        });
+        events::insert_with_steps(tx, &[placed], &events.collect::<Vec<_>>()).await
+    });
+    step
+}
+
+async fn an_event_behind_its_step_is_in_the_log(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = RunId::mint();
+    let step = store_step(&db, thread, run, vec![Fact::Paused, Fact::Undone]).await;
+    let rows = match db.engine() {
+        Engine::Sqlite => 1,
+        Engine::Postgres => 2,
+    };
+    assert_eq!(read!(db, |tx| event_rows(tx, thread)), rows);
+    let log = read!(db, |tx| events::read(tx, thread, 0, 10));
+    let logged = |seq, what| LoggedEvent {
+        seq,
+        run: Some(run),
+        lane: Lane::Main,
+        at: Timestamp(5),
+        what,
+    };
+    let expected = [
+        logged(1, Logged::Entry(step)),
+        logged(2, Logged::Fact(Fact::Paused)),
+        logged(3, Logged::Fact(Fact::Undone)),
+    ];
+    assert_eq!(log, expected);
+    for (after, limit, page) in [
+        (0, 1, vec![1]),
+        (0, 2, vec![1, 2]),
+        (1, 1, vec![2]),
+        (1, 2, vec![2, 3]),
+        (2, 1, vec![3]),
+        (3, 9, vec![]),
+    ] {
+        let found = read!(db, |tx| events::read(tx, thread, after, limit));
+        let found: Vec<i64> = found.iter().map(|event| event.seq).collect();
+        assert_eq!(found, page, "{limit} after {after}");
+    }
+    for (seq, is_there) in [(0, false), (1, true), (2, true), (3, true), (4, false)] {
+        assert_eq!(read!(db, |tx| events::is_stored(tx, thread, seq)), is_there, "{seq}");
+    }
+    let other = stored_thread(&db).await;
+    store_step(&db, other, run, vec![Fact::Paused]).await;
+    assert_eq!(read!(db, |tx| events::bounds(tx, other)), Some((1, 2)));
+    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, other)), 2);
+    for (seq, is_there) in [(2, true), (3, false)] {
+        assert_eq!(read!(db, |tx| events::is_stored(tx, other, seq)), is_there, "{seq}");
+    }
+    write!(db, |tx| checkpoints::delete_of_run(tx, other, run));
+    assert_eq!(read!(db, |tx| events::bounds(tx, other)), None);
 }
 
 async fn a_start_without_a_row_goes_with_the_history_before_its_input(db: Db) {
