@@ -41,9 +41,8 @@ use super::engine::{Engine, LaneColumn, on_engine};
 use super::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
-use super::short_form::shorten;
 use super::statement::LaterRows;
-use super::{DbError, DbResult, Tx};
+use super::{DbError, DbResult, Tx, short_form};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, DefinitionDigest, RunId, TaskId, ThreadId, WorkerId};
@@ -129,7 +128,10 @@ async fn encode_error(tx: &mut Tx<'_>, run: RunId, error: Option<&Failure>) -> D
 /// Encodes the usage of a run.
 fn encode_usage(tx: &Tx<'_>, usage: &Usage) -> DbResult<String> {
     let text = encode(usage)?;
-    Ok(if tx.shortens() { shorten(text) } else { text })
+    Ok(match short_form::dictionary(tx) {
+        Some(dictionary) => short_form::shorten(text, dictionary),
+        None => text,
+    })
 }
 
 /// The key of the metadata of a run of a main agent with the id of its assistant, which the row has in a column.
