@@ -1,7 +1,7 @@
 -- no-transaction
 -- A run takes less space. `next_event` is the body of the event that has the number behind its checkpoint, and no row of its own.
--- The node `__start__` is an empty text. In `runs`, the root of a main agent's run is an empty blob, the digest of its definition
--- is in its column and not in `request`, and `metadata` lack the name of its agent and `created_by` if that is `system`. Rows of
+-- The node `__start__` is an empty text. `parent_id` is null if the parent is the row before in the segment. In `runs`, the root
+-- of a main agent's run is an empty blob, and `metadata` lack the name of its agent and `created_by` if that is `system`. Rows of
 -- former releases stay as they are.
 --
 -- Checkpoints are found by their ids alone, without the id of the thread in the index: only copies of a thread have the same ids.

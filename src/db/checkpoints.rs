@@ -81,6 +81,13 @@ pub(super) const NEXT_EVENT: &str = "next_event";
 /// The number of the last entry of the log in a row of the table.
 pub(super) const LAST_SEQ: &str = "seq + case when next_event is null then 0 else 1 end";
 
+/// The parent of a checkpoint. On SQLite it is not stored if it is the row before in the same segment.
+pub(super) const PARENT: &str = "coalesce(parent_id, case when segment < seq then (select earlier.checkpoint_id \
+    from checkpoints earlier where earlier.thread_id = checkpoints.thread_id and earlier.lane = checkpoints.lane \
+    and earlier.segment = checkpoints.segment and earlier.seq < checkpoints.seq order by earlier.seq desc limit 1) end)";
+/// The same as a column of a result.
+pub(super) const PARENT_ID: &str = concatcp!(PARENT, " as parent_id");
+
 /// The events of a commit that are stored in the rows of its steps.
 #[derive(Default)]
 pub(super) struct EventsOfSteps {
@@ -344,13 +351,14 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
             next_event,
         } = row;
         let entry = placed.entry;
+        let stores_parent = engine == Engine::Postgres || segment == placed.seq;
         values
             .push_bind(entry.id.0)
             .push_bind(placed.thread.0)
             .push_bind(LaneColumn(placed.lane))
             .push_bind(placed.seq)
             .push_bind(segment)
-            .push_bind(entry.parent.map(|parent| parent.0))
+            .push_bind(entry.parent.filter(|_| stores_parent).map(|parent| parent.0))
             .push_bind(entry.step)
             .push_bind(source)
             .push_bind(stored_node(&entry.node, engine))
@@ -477,8 +485,11 @@ impl TryFrom<HeadRow> for Head {
     }
 }
 
-const SELECT_HEAD: &str =
-    "select checkpoint_id, lane, seq, segment, step, position, parent_id, created_at, run_id from checkpoints";
+const SELECT_HEAD: &str = concatcp!(
+    "select checkpoint_id, lane, seq, segment, step, position, ",
+    PARENT_ID,
+    ", created_at, run_id from checkpoints"
+);
 
 /// Returns the newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::{
-    self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS,
+    self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS, PARENT_ID,
 };
 use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
@@ -278,8 +278,11 @@ impl EventRow {
 
 /// Returns up to `limit` entries of the log of a thread after number `after`, in order.
 pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> DbResult<Vec<LoggedEvent>> {
-    const STEPS: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, \
-        node, shown, carried_from, next_event from checkpoints where thread_id = $1";
+    const STEPS: &str = concatcp!(
+        "select seq, run_id, lane, created_at, writes as body, checkpoint_id, ",
+        PARENT_ID,
+        ", step, source, node, shown, carried_from, next_event from checkpoints where thread_id = $1"
+    );
     const AFTER: &str = " and seq > $2";
     // The row of the step with the number `after` may have the event behind it.
     const AFTER_OR_BEFORE_EVENT: &str = " and seq >= $2 and (seq > $2 or next_event is not null)";

@@ -45,7 +45,7 @@ use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx, short_form};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{AssistantId, DefinitionDigest, RunId, TaskId, ThreadId, WorkerId};
+use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
 use crate::domain::run::{AssignedAgent, Lineage, Run, RunCaller, RunRequest, RunStatus};
@@ -58,7 +58,7 @@ const TABLE: &str = "runs";
 const COLUMNS: &str = "\
     run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
     status, request, cast(metadata as text) as metadata, error, attempt, fence, created_at, updated_at, due_at, \
-    visibility, crashes, queue, definition";
+    visibility, crashes, queue";
 const SELECT: &str = concatcp!("select ", COLUMNS, " from runs");
 
 from_row! {
@@ -84,7 +84,6 @@ from_row! {
         visibility: Option<String>,
         crashes: i32,
         queue: String,
-        definition: Option<String>,
     }
 }
 
@@ -198,18 +197,6 @@ fn read_metadata(
     stored
 }
 
-/// Returns the request of a run as its row has it. On SQLite, the digest of the definition is in a column only.
-fn stored_request(request: &RunRequest, engine: Engine) -> Cow<'_, RunRequest> {
-    if engine == Engine::Postgres || request.pinned_definition().is_none() {
-        return Cow::Borrowed(request);
-    }
-    let mut stored = request.clone();
-    if let Some(agent) = &mut stored.agent {
-        agent.definition = None;
-    }
-    Cow::Owned(stored)
-}
-
 /// Returns the root of a run as its row has it. On SQLite that of a main agent's run, which is the run itself, is as short as the
 /// lane of a main agent.
 fn stored_root(run: &Run, engine: Engine) -> LaneColumn {
@@ -292,10 +279,7 @@ impl From<RunRow> for ReadRun {
             .as_deref()
             .map(|error| columns.at("error").decode(error))
             .transpose();
-        let mut request: RunRequest = columns.json("request", &row.request);
-        if let Some(agent) = &mut request.agent {
-            agent.definition = agent.definition.take().or(row.definition.map(DefinitionDigest));
-        }
+        let request: RunRequest = columns.json("request", &row.request);
         let assistant = AssistantId(row.assistant_id);
         let metadata = columns.at("metadata").decode(&row.metadata);
         let metadata = metadata.map(|stored| read_metadata(stored, row.depth, assistant, request.agent.as_ref()));
@@ -379,7 +363,7 @@ pub async fn insert_begun(
     let at = |column| cell(column, &run.id);
     let mut packer = Packer::of_thread(tx, run.thread).await?;
     let engine = tx.engine();
-    let request = packer.encode(&at("request"), &*stored_request(&run.request, engine))?;
+    let request = packer.encode(&at("request"), &run.request)?;
     let stored_metadata = stored_metadata(run, engine, tx.shortens());
     let metadata = sealer.json(&at("metadata"), &stored_metadata)?;
     let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
@@ -774,7 +758,7 @@ pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now:
     };
     let freed = blobs::forget_request(tx, run).await?;
     let mut packer = Packer::of_thread(tx, thread).await?;
-    let request = packer.encode(&cell("request", &run), &*stored_request(request, tx.engine()))?;
+    let request = packer.encode(&cell("request", &run), request)?;
     packer.store(tx, BlobReferrer::Request { thread, run }).await?;
     blobs::delete_unreferenced(tx, freed).await?;
     let changed = on_engine!(tx, |conn| query(SQL)

@@ -13,7 +13,7 @@ use super::state::state_at;
 #[cfg(test)]
 use super::summary::load_summaries;
 use super::summary::{CheckpointSummary, SummaryRow};
-use super::{EntryColumns, Span, cell};
+use super::{EntryColumns, PARENT_ID, Span, cell};
 use crate::db::blobs::{self, StoredText};
 use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::fold::StateFold;
@@ -83,8 +83,11 @@ async fn restore(tx: &mut Tx<'_>, thread: ThreadId, rows: &mut [CheckpointRow]) 
     blobs::restore(tx, thread, texts).await
 }
 
-const SELECT: &str = "select checkpoint_id, lane, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
-    position, created_at, carried_from from checkpoints";
+const SELECT: &str = concatcp!(
+    "select checkpoint_id, lane, seq, segment, ",
+    PARENT_ID,
+    ", step, source, node, run_id, writes, shown, position, created_at, carried_from from checkpoints"
+);
 
 /// Returns a checkpoint of a thread with its state, of any lane.
 pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
@@ -292,10 +295,13 @@ fn chunk_len(rows: &[RowSize]) -> usize {
 }
 
 async fn sizes(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<RowSize>> {
-    const SQL: &str = "select checkpoint_id, parent_id, seq, \
-        cast(octet_length(writes) + octet_length(position) + (select coalesce(sum(held.chars), 0) from entry_blobs held \
-        where held.thread_id = checkpoints.thread_id and held.seq = checkpoints.seq) as bigint) as bytes from checkpoints \
-        where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq";
+    const SQL: &str = concatcp!(
+        "select checkpoint_id, ",
+        PARENT_ID,
+        ", seq, cast(octet_length(writes) + octet_length(position) + (select coalesce(sum(held.chars), 0) \
+         from entry_blobs held where held.thread_id = checkpoints.thread_id and held.seq = checkpoints.seq) as bigint) \
+         as bytes from checkpoints where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq"
+    );
     select_span(tx, SQL, span).await
 }
 

@@ -164,12 +164,17 @@ async fn steps_to(
         };
         let segment = first.segment;
         let seq = first.seq;
+        // Of the steps of a segment, only the first one has a parent in its row for sure.
         last = first.parent_id.map(CheckpointId);
+        let lacks_first = last.is_none() && seq > segment;
         let is_full = rows.len() >= usize::try_from(MAX_STEPS).unwrap_or(usize::MAX);
         base = nearest_state(tx, &rows, |row| row.checkpoint_id).map(|(at, state)| {
             rows.drain(..=at);
             state
         });
+        if base.is_none() && lacks_first && !is_full {
+            return Err(missing_ancestor(id));
+        }
         parts.push(Steps::Read(rows));
         if base.is_none() && is_full {
             let before = Span {
@@ -254,6 +259,8 @@ async fn older_steps(tx: &mut Tx<'_>, span: Span) -> DbResult<OlderSteps> {
         let Some(oldest) = ids.first() else { break };
         older.is_any = true;
         older.parent = oldest.parent_id.map(CheckpointId);
+        let lacks_first = older.parent.is_none() && oldest.seq > span.first;
+        let id = CheckpointId(oldest.checkpoint_id);
         left.last = oldest.seq - 1;
         let is_full = ids.len() >= usize::try_from(MAX_STEPS).unwrap_or(usize::MAX);
         older.base = nearest_state(tx, &ids, |row| row.checkpoint_id).map(|(at, state)| {
@@ -271,6 +278,9 @@ async fn older_steps(tx: &mut Tx<'_>, span: Span) -> DbResult<OlderSteps> {
             });
             unread.span.first = oldest.seq;
             unread.count += ids.len();
+        }
+        if older.base.is_none() && lacks_first && !is_full {
+            return Err(missing_ancestor(id));
         }
         if older.base.is_some() || !is_full {
             break;

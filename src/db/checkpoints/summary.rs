@@ -4,7 +4,7 @@ use const_format::concatcp;
 use sqlx::query_as;
 use uuid::Uuid;
 
-use super::{TABLE, source_of};
+use super::{PARENT_ID, TABLE, source_of};
 use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::json::ColumnRef;
 use crate::db::row::from_row;
@@ -71,8 +71,11 @@ impl TryFrom<&SummaryRow> for CheckpointSummary {
     }
 }
 
-const SELECT_SUMMARY: &str =
-    "select checkpoint_id, seq, segment, parent_id, step, source, run_id, created_at from checkpoints";
+const SELECT_SUMMARY: &str = concatcp!(
+    "select checkpoint_id, seq, segment, ",
+    PARENT_ID,
+    ", step, source, run_id, created_at from checkpoints"
+);
 
 /// Returns a checkpoint of a lane without its writes.
 pub async fn load_summary(
