@@ -81,12 +81,20 @@ pub(super) const NEXT_EVENT: &str = "next_event";
 /// The number of the last entry of the log in a row of the table.
 pub(super) const LAST_SEQ: &str = "seq + case when next_event is null then 0 else 1 end";
 
-/// The parent of a checkpoint. On SQLite it is not stored if it is the row before in the same segment.
+/// The parent of a checkpoint on SQLite, where it is not stored if it is the row before in the same segment.
 pub(super) const PARENT: &str = "coalesce(parent_id, case when segment < seq then (select earlier.checkpoint_id \
     from checkpoints earlier where earlier.thread_id = checkpoints.thread_id and earlier.lane = checkpoints.lane \
     and earlier.segment = checkpoints.segment and earlier.seq < checkpoints.seq order by earlier.seq desc limit 1) end)";
-/// The same as a column of a result.
-pub(super) const PARENT_ID: &str = concatcp!(PARENT, " as parent_id");
+
+/// Returns the statement `$sql` of the engine of a transaction, with the parent of a checkpoint in the place of `{parent}`.
+macro_rules! with_parents {
+    ($tx:expr, $sql:expr) => {{
+        const SQLITE: &str = ::const_format::str_replace!($sql, "{parent}", $crate::db::checkpoints::PARENT);
+        const POSTGRES: &str = ::const_format::str_replace!($sql, "{parent}", "parent_id");
+        $tx.either(SQLITE, POSTGRES)
+    }};
+}
+pub(super) use with_parents;
 
 /// The events of a commit that are stored in the rows of its steps.
 #[derive(Default)]
@@ -485,11 +493,8 @@ impl TryFrom<HeadRow> for Head {
     }
 }
 
-const SELECT_HEAD: &str = concatcp!(
-    "select checkpoint_id, lane, seq, segment, step, position, ",
-    PARENT_ID,
-    ", created_at, run_id from checkpoints"
-);
+const SELECT_HEAD: &str = "select checkpoint_id, lane, seq, segment, step, position, {parent} as parent_id, created_at, \
+    run_id from checkpoints";
 
 /// Returns the newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
@@ -503,7 +508,8 @@ async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<L
         SELECT_HEAD,
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
-    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(lane));
+    let sql = with_parents!(tx, SQL);
+    let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(lane));
     statement.fetch_later().await
 }
 
@@ -577,7 +583,8 @@ pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i
 /// Returns a checkpoint of a thread, of any lane.
 pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Head>> {
     const SQL: &str = concatcp!(SELECT_HEAD, " where checkpoint_id = $1 and thread_id = $2");
-    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
+    let sql = with_parents!(tx, SQL);
+    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(checkpoint.0)
         .bind(thread.0)
         .fetch_optional(conn)

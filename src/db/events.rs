@@ -1,12 +1,12 @@
 //! The log of a thread: steps (rows of `checkpoints`) and other events (rows of `events`) with one sequence of numbers.
 
-use const_format::concatcp;
+use const_format::{concatcp, str_replace};
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::{
-    self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS, PARENT_ID,
+    self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS, PARENT,
 };
 use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
@@ -278,17 +278,14 @@ impl EventRow {
 
 /// Returns up to `limit` entries of the log of a thread after number `after`, in order.
 pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> DbResult<Vec<LoggedEvent>> {
-    const STEPS: &str = concatcp!(
-        "select seq, run_id, lane, created_at, writes as body, checkpoint_id, ",
-        PARENT_ID,
-        ", step, source, node, shown, carried_from, next_event from checkpoints where thread_id = $1"
-    );
+    const STEPS: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, {parent} as parent_id, step, \
+        source, node, shown, carried_from, next_event from checkpoints where thread_id = $1";
     const AFTER: &str = " and seq > $2";
     // The row of the step with the number `after` may have the event behind it.
     const AFTER_OR_BEFORE_EVENT: &str = " and seq >= $2 and (seq > $2 or next_event is not null)";
     const EVENTS: &str = " union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null, \
         null, null from events where thread_id = $1 and seq > $2 order by seq limit $3";
-    const SQLITE_STEPS: &str = concatcp!(STEPS, AFTER_OR_BEFORE_EVENT);
+    const SQLITE_STEPS: &str = concatcp!(str_replace!(STEPS, "{parent}", PARENT), AFTER_OR_BEFORE_EVENT);
     const SQLITE: &str = concatcp!(
         SQLITE_STEPS,
         OF_MAIN_AGENTS,
@@ -297,7 +294,7 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         OF_SUBAGENTS,
         EVENTS
     );
-    const POSTGRES: &str = concatcp!(STEPS, AFTER, EVENTS);
+    const POSTGRES: &str = concatcp!(str_replace!(STEPS, "{parent}", "parent_id"), AFTER, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
     let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)

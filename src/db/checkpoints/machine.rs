@@ -1,12 +1,11 @@
 //! Restores machines from checkpoints: the state, phase and pending tasks of an agent.
 
-use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::super::blobs::{self, StoredText};
 use super::super::engine::{LaneColumn, on_engine};
-use super::{DbResult, Head, PARENT, Tx, cell, find_head, head, load_state, node_of_stored};
+use super::{DbResult, Head, Tx, cell, find_head, head, load_state, node_of_stored, with_parents};
 use crate::db::row::from_row;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -99,14 +98,12 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
 /// not that before an input.
 pub async fn input_after(tx: &mut Tx<'_>, thread: ThreadId, before: CheckpointId) -> DbResult<Option<Update>> {
     // The step is mostly the next one, so the search by number ends at once.
-    const SQL: &str = concatcp!(
-        "select checkpoint_id, writes from checkpoints \
-         where thread_id = $1 and lane = $2 and node in ($4, '') and source = 'loop' \
-         and seq > (select first.seq from checkpoints first where first.thread_id = $1 and first.checkpoint_id = $3) and ",
-        PARENT,
-        " = $3 order by seq limit 1"
-    );
-    let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
+    const SQL: &str = "select checkpoint_id, writes from checkpoints \
+        where thread_id = $1 and lane = $2 and node in ($4, '') and source = 'loop' \
+        and seq > (select first.seq from checkpoints first where first.thread_id = $1 and first.checkpoint_id = $3) \
+        and {parent} = $3 order by seq limit 1";
+    let sql = with_parents!(tx, SQL);
+    let row: Option<InputRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .bind(LaneColumn(Lane::Main))
         .bind(before.0)

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use sqlx::query_scalar;
+use sqlx::{query, query_scalar};
 
 use super::copies::copy_for;
 use super::{Db, on_both, read, run_at, saying, stored_thread, texts, write};
@@ -27,6 +27,7 @@ on_both!(
     the_checkpoint_from_which_a_step_was_carried_on_is_stored,
     lanes_are_separate,
     states_are_cached,
+    parents_are_known_whether_they_are_stored_or_not,
     a_machine_is_in_memory_if_its_state_is_cached,
     a_checkpoint_needs_its_parent_and_a_free_number,
     many_checkpoints_are_stored_in_batches,
@@ -460,6 +461,52 @@ async fn states_are_cached(db: Db) {
     db.states().put(id, Arc::default());
     assert!(db.states().get(id).is_some());
     assert!(format!("{:?}", db.states()).contains("entries: 512"));
+}
+
+async fn parents_are_known_whether_they_are_stored_or_not(db: Db) {
+    const STORED: &str = "select count(parent_id) from checkpoints where thread_id = $1";
+    const LOSE: &str = "delete from checkpoints where thread_id = $1 and seq = 1";
+    let thread = stored_thread(&db).await;
+    let a = saying("a", None, -1);
+    let b = saying("b", Some(a.id), 0);
+    let fork = saying("fork", Some(a.id), 0);
+    // Behind a step of another segment.
+    let c = saying("c", Some(b.id), 1);
+    for (seq, entry) in (1..).zip([&a, &b, &fork, &c]) {
+        add(&db, thread, seq, entry).await;
+    }
+    let stored: i64 = read!(db, |tx| async {
+        Ok::<_, DbError>(on_engine!(tx, |conn| query_scalar(STORED)
+            .bind(thread.0)
+            .fetch_one(conn)
+            .await)?)
+    });
+    let expected = match db.engine() {
+        Engine::Sqlite => 1,
+        Engine::Postgres => 3,
+    };
+    assert_eq!(stored, expected);
+    for entry in [&a, &b, &fork, &c] {
+        let id = entry.id;
+        let head = read!(db, |tx| checkpoints::find_head(tx, thread, id));
+        assert_eq!(head.expect("the checkpoint").parent, entry.parent);
+        let summary = read!(db, |tx| checkpoints::load_summary(tx, thread, Lane::Main, id));
+        assert_eq!(summary.expect("the checkpoint").parent, entry.parent);
+    }
+    let log = read!(db, |tx| events::read(tx, thread, 0, 9));
+    let entries = [&a, &b, &fork, &c].map(|entry| Logged::Entry(entry.clone()));
+    assert_eq!(log.into_iter().map(|logged| logged.what).collect::<Vec<_>>(), entries);
+    write!(db, |tx| async {
+        on_engine!(tx, |conn| query(LOSE).bind(thread.0).execute(conn).await.map(drop))?;
+        DbResult::Ok(())
+    });
+    db.states().clear();
+    let id = c.id;
+    let lost = db.read(move |tx| Box::pin(state_at(tx, thread, id))).await;
+    assert!(
+        lost.is_err_and(|error| error.is_corrupt()),
+        "a state lacks its beginning"
+    );
 }
 
 async fn a_checkpoint_needs_its_parent_and_a_free_number(db: Db) {
