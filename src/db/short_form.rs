@@ -26,7 +26,7 @@ const UUID: u8 = 0x02;
 const HEX: u8 = 0x03;
 /// The place of a text in [`RARE`], in one digit, is behind this code; or [`THIRD`] and the place of a text in [`LATER`].
 const SECOND: u8 = 0x04;
-/// This is no digit.
+/// A character that is no digit.
 const THIRD: u8 = b' ';
 /// This code is an object of the name [`TREE`] that is the same as the object before it: the usage of a run without others
 /// below it.
@@ -207,9 +207,9 @@ static LATER: [&str; 18] = [
 /// The texts that a short form has codes for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dictionary {
-    /// Those that servers of former releases read.
+    /// The texts that servers of former releases read.
     First,
-    /// Those in [`LATER`], too.
+    /// All texts, with those in [`LATER`].
     Whole,
 }
 
