@@ -220,8 +220,8 @@ pub struct NewCheckpoint<'a> {
 ///
 /// # Errors
 /// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later). On SQLite an id that is taken is not noticed, nor
-/// a number that is taken by a step of the other kind, main agent or subagent.
+/// [`Statement::execute_later`](super::statement::Statement::execute_later). On SQLite a number that is taken by a step of
+/// the other kind, main agent or subagent, is not noticed.
 pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
     insert_all(tx, std::slice::from_ref(placed)).await
 }

@@ -1,6 +1,5 @@
 //! The log of a SQLite database that a former release has written.
 
-use const_format::{concatcp, str_replace};
 use sqlx::{Connection, SqliteConnection, query_scalar, raw_sql};
 
 use super::copies::put;
@@ -13,31 +12,15 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Position;
 use crate::domain::time::Timestamp;
 
-/// Makes the table of checkpoints one with a primary key, whose numbers are unique among the columns `{unique}`, and lets the
-/// migrations that replace it be applied again.
-const TABLE: &str = "\
-    alter table checkpoints rename to newer; \
-    create table checkpoints (checkpoint_id blob not null, thread_id blob not null references threads (thread_id) \
-    on delete cascade, lane blob not null, seq bigint not null, segment bigint not null, parent_id blob, step bigint not null, \
-    source text not null, node text not null, run_id blob, writes text not null, shown text, position text not null, \
-    touched_by blob, before text, created_at bigint not null, carried_from blob, primary key (thread_id, checkpoint_id), \
-    unique ({unique})); \
-    insert into checkpoints select checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, node, run_id, writes, \
-    shown, position, touched_by, before, created_at, carried_from from newer; \
-    drop table newer; \
-    create index checkpoints_touched on checkpoints (touched_by) where touched_by is not null; \
-    delete from _sqlx_migrations where description in ('lean log', 'former log', 'short rows');";
 /// Makes the tables what they were.
-const FORMER: &str = concatcp!(
-    str_replace!(TABLE, "{unique}", "thread_id, seq"),
-    "create index checkpoints_by_lane on checkpoints (thread_id, lane, seq); \
-     update checkpoints set lane = zeroblob(16) where lane = x''; \
-     update events set lane = zeroblob(16) where lane = x''"
-);
-/// Makes the database look as if a server had ended after the tables of the log changed places.
-const NOT_RECORDED: &str = str_replace!(TABLE, "{unique}", "thread_id, lane, seq");
-/// Makes the database look as if a server had ended after the table of checkpoints took its place.
-const NOT_RECORDED_LATER: &str = "delete from _sqlx_migrations where description = 'short rows'";
+const FORMER: &str = "\
+    drop index checkpoints_of_children; \
+    create index checkpoints_by_lane on checkpoints (thread_id, lane, seq); \
+    update checkpoints set lane = zeroblob(16) where lane = x''; \
+    update events set lane = zeroblob(16) where lane = x''; \
+    delete from _sqlx_migrations where description in ('lean log', 'former log', 'short rows')";
+/// The statement that makes the database look as if a server had ended after the tables changed places.
+const NOT_RECORDED: &str = "delete from _sqlx_migrations where description in ('lean log', 'former log', 'short rows')";
 
 /// Stores steps of a main agent and of a subagent on a thread, and another event.
 async fn fill(db: &Db, thread: ThreadId, child: RunId) {
@@ -91,7 +74,7 @@ async fn the_log_of_a_former_release_is_read_after_its_tables_were_copied() {
         let new = names(&mut conn).await;
         assert_eq!(new.len(), 6, "{new:?}");
         conn.close().await.expect("a clean close");
-        for before in [FORMER, NOT_RECORDED, NOT_RECORDED_LATER] {
+        for before in [FORMER, NOT_RECORDED] {
             let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
             raw_sql(before).execute(&mut conn).await.expect("a change");
             conn.close().await.expect("a clean close");

@@ -312,25 +312,13 @@ const SEARCHES: [(&str, &str); 73] = [
     ),
     (
         "select * from checkpoints where thread_id = {id} and lane = {id} order by seq desc limit 1",
-        "checkpoints_by_lane",
+        "sqlite_autoindex_checkpoints_2",
     ),
     (
         "select step.writes from checkpoints step where step.thread_id = {id} and step.lane = {id} \
          and step.seq >= (select upto.segment from checkpoints upto where upto.thread_id = {id} \
          and upto.checkpoint_id = {id} and upto.lane = {id}) order by step.seq",
-        "checkpoints_by_lane",
-    ),
-    (
-        "select * from checkpoints where checkpoint_id = {id} and thread_id = {id}",
-        "checkpoints_by_id",
-    ),
-    (
-        "select * from checkpoints where checkpoint_id = {id} and thread_id = {id} and lane = {id}",
-        "checkpoints_by_id",
-    ),
-    (
-        "update checkpoints set position = 'p' where checkpoint_id = {id} and thread_id = {id}",
-        "checkpoints_by_id",
+        "sqlite_autoindex_checkpoints_2",
     ),
     (
         "select thread_id from threads where expires_at <= 5 and status <> 'busy' order by expires_at, thread_id limit 9",
@@ -343,12 +331,12 @@ const SEARCHES: [(&str, &str); 73] = [
     ),
     (
         "select checkpoint_id from checkpoints where thread_id = {id} and lane = {id} and seq < 9 order by seq desc limit 9",
-        "checkpoints_by_lane",
+        "sqlite_autoindex_checkpoints_2",
     ),
     (
         "select checkpoint_id from checkpoints where thread_id = {id} and lane = {id} and seq > 9 and source = 'update' \
          and run_id is null order by seq limit 1",
-        "checkpoints_by_lane",
+        "sqlite_autoindex_checkpoints_2",
     ),
     (
         "select * from runs where thread_id = {id} and depth = 0 and status = 'error' \
@@ -467,7 +455,7 @@ async fn check_plans(db: &Db, id: &'static str) {
 /// Checks that SQLite reads a part of the log from its indexes, in order, and the history of an agent without the steps of
 /// other agents.
 async fn check_plans_of_log(db: &Db) {
-    const OF_MAIN: &str = "checkpoints_by_lane (thread_id=? AND lane=?";
+    const OF_MAIN: &str = "sqlite_autoindex_checkpoints_2 (thread_id=? AND lane=?";
     const OF_SUBAGENTS: &str = "checkpoints_of_children (thread_id=?";
     let page = "select seq from checkpoints where thread_id = x'00' and seq > 1 and lane = x'' union all \
         select seq from checkpoints where thread_id = x'00' and seq > 1 and lane <> x'' union all \
