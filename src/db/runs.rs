@@ -3,6 +3,7 @@
 mod below;
 mod children;
 mod claims;
+mod implied_id;
 mod order;
 mod queue;
 mod turns;
@@ -52,6 +53,7 @@ use crate::domain::run::{AssignedAgent, Lineage, Run, RunCaller, RunRequest, Run
 use crate::domain::time::Timestamp;
 use crate::domain::trace::RunTrace;
 use crate::domain::visibility::Visibility;
+use implied_id::ImpliedId;
 
 const TABLE: &str = "runs";
 
@@ -65,8 +67,8 @@ from_row! {
     struct RunRow {
         run_id: Uuid,
         thread_id: Uuid,
-        assistant_id: Uuid,
-        root_id: LaneColumn,
+        assistant_id: ImpliedId,
+        root_id: ImpliedId,
         parent_id: Option<Uuid>,
         depth: i32,
         cause: Option<String>,
@@ -197,16 +199,6 @@ fn read_metadata(
     stored
 }
 
-/// Returns the root of a run as its row has it. On SQLite that of a main agent's run, which is the run itself, is as short as the
-/// lane of a main agent.
-fn stored_root(run: &Run, engine: Engine) -> LaneColumn {
-    let lineage = &run.lineage;
-    LaneColumn(match engine {
-        Engine::Sqlite if lineage.depth == 0 && lineage.root == run.id => Lane::Main,
-        Engine::Sqlite | Engine::Postgres => Lane::Child(lineage.root),
-    })
-}
-
 /// A run of which some columns may be unreadable.
 struct ReadRun {
     /// The run. Unreadable columns have their default, and `error` says so.
@@ -262,10 +254,7 @@ impl From<RunRow> for ReadRun {
         let visibility = visibility.ok_or_else(|| columns.at("visibility").corrupt());
         let status = RunStatus::from_word(&row.status).ok_or_else(|| columns.at("status").corrupt());
         let lineage = Lineage {
-            root: match row.root_id.0 {
-                Lane::Main => RunId(row.run_id),
-                Lane::Child(root) => root,
-            },
+            root: RunId(row.root_id.0.unwrap_or(row.run_id)),
             parent: row.parent_id.map(RunId),
             depth: columns.number("depth", row.depth),
             namespace: columns.take(namespace),
@@ -280,7 +269,13 @@ impl From<RunRow> for ReadRun {
             .map(|error| columns.at("error").decode(error))
             .transpose();
         let request: RunRequest = columns.json("request", &row.request);
-        let assistant = AssistantId(row.assistant_id);
+        let of_agent = request
+            .agent
+            .as_ref()
+            .map(|agent| AssistantId::of_graph(&agent.graph_id));
+        let assistant = row.assistant_id.0.map(AssistantId).or(of_agent);
+        // Only of a request that cannot be read, the agent is not known.
+        let assistant = assistant.unwrap_or(AssistantId(Uuid::nil()));
         let metadata = columns.at("metadata").decode(&row.metadata);
         let metadata = metadata.map(|stored| read_metadata(stored, row.depth, assistant, request.agent.as_ref()));
         let mut run = Run {
@@ -371,8 +366,8 @@ pub async fn insert_begun(
     tx.statement(SQL)
         .bind(run.id.0)
         .bind(run.thread.0)
-        .bind(run.assistant.0)
-        .bind(stored_root(run, engine))
+        .bind(ImpliedId::assistant_of(run, engine))
+        .bind(ImpliedId::root_of(run, engine))
         .bind(run.lineage.parent.map(|parent| parent.0))
         .bind(i32::try_from(run.lineage.depth).unwrap_or(i32::MAX))
         .bind(run.lineage.cause.as_deref())

@@ -118,6 +118,8 @@ async fn check(db: &Db, stored: &Run) {
     let run = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
     assert_eq!(run.request, stored.request);
     assert_eq!(run.metadata, stored.metadata);
+    assert_eq!(run.assistant, stored.assistant);
+    assert_eq!(run.lineage, stored.lineage);
     assert_eq!(read!(db, |tx| runs::usage(tx, id)), usage());
     let log = read!(db, |tx| events::read(tx, thread, 0, 9));
     let Logged::Entry(entry) = &log[0].what else {
@@ -182,7 +184,17 @@ async fn the_metadata_of_a_run_are_read_as_they_were_given(db: Db) {
             definition: None,
         };
         let with_agent = all.clone().map(|metadata| (metadata, Some(agent.clone())));
-        for (metadata, agent) in all.map(|metadata| (metadata, None)).into_iter().chain(with_agent) {
+        let other = AssignedAgent {
+            graph_id: "another".to_owned(),
+            ..agent.clone()
+        };
+        let with_other = all.clone().map(|metadata| (metadata, Some(other.clone())));
+        for (metadata, agent) in all
+            .map(|metadata| (metadata, None))
+            .into_iter()
+            .chain(with_agent)
+            .chain(with_other)
+        {
             let mut run = Run {
                 metadata: object(metadata),
                 ..run_at(thread, 2)
@@ -190,9 +202,11 @@ async fn the_metadata_of_a_run_are_read_as_they_were_given(db: Db) {
             run.request.agent = agent;
             let given = run.metadata.clone();
             let id = run.id;
+            let assistant = run.assistant;
             write!(db, |tx| runs::insert(tx, &run, None));
             let found = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
             assert_eq!(found.metadata, given);
+            assert_eq!(found.assistant, assistant);
         }
     }
 }
