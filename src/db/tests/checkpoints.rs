@@ -28,6 +28,8 @@ on_both!(
     lanes_are_separate,
     states_are_cached,
     parents_are_known_whether_they_are_stored_or_not,
+    a_segment_without_its_first_step_has_no_state,
+    the_parent_of_a_step_after_a_deleted_run_is_the_step_before_it,
     a_machine_is_in_memory_if_its_state_is_cached,
     a_checkpoint_needs_its_parent_and_a_free_number,
     many_checkpoints_are_stored_in_batches,
@@ -465,7 +467,6 @@ async fn states_are_cached(db: Db) {
 
 async fn parents_are_known_whether_they_are_stored_or_not(db: Db) {
     const STORED: &str = "select count(parent_id) from checkpoints where thread_id = $1";
-    const LOSE: &str = "delete from checkpoints where thread_id = $1 and seq = 1";
     let thread = stored_thread(&db).await;
     let a = saying("a", None, -1);
     let b = saying("b", Some(a.id), 0);
@@ -496,17 +497,51 @@ async fn parents_are_known_whether_they_are_stored_or_not(db: Db) {
     let log = read!(db, |tx| events::read(tx, thread, 0, 9));
     let entries = [&a, &b, &fork, &c].map(|entry| Logged::Entry(entry.clone()));
     assert_eq!(log.into_iter().map(|logged| logged.what).collect::<Vec<_>>(), entries);
-    write!(db, |tx| async {
-        on_engine!(tx, |conn| query(LOSE).bind(thread.0).execute(conn).await.map(drop))?;
-        DbResult::Ok(())
-    });
+    write!(db, |tx| lose_first(tx, thread));
+    assert!(has_no_state(&db, thread, c.id).await);
+}
+
+/// Deletes the first step of a thread.
+async fn lose_first(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
+    const SQL: &str = "delete from checkpoints where thread_id = $1 and seq = 1";
+    on_engine!(tx, |conn| query(SQL).bind(thread.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// Returns whether the state at a checkpoint cannot be read from the database.
+async fn has_no_state(db: &Db, thread: ThreadId, id: CheckpointId) -> bool {
     db.states().clear();
-    let id = c.id;
-    let lost = db.read(move |tx| Box::pin(state_at(tx, thread, id))).await;
-    assert!(
-        lost.is_err_and(|error| error.is_corrupt()),
-        "a state lacks its beginning"
-    );
+    let read = db.read(move |tx| Box::pin(state_at(tx, thread, id))).await;
+    read.is_err_and(|error| error.is_corrupt())
+}
+
+async fn a_segment_without_its_first_step_has_no_state(db: Db) {
+    // At most 256 steps are read at once.
+    for count in [2, 256, 257, 258, 513, 600] {
+        let thread = stored_thread(&db).await;
+        let ids = add_many(&db, thread, 1, None, count).await;
+        write!(db, |tx| lose_first(tx, thread));
+        let last = ids.last().copied().expect("a checkpoint");
+        assert!(has_no_state(&db, thread, last).await, "{count}");
+        db.states().put(ids[1], Arc::default());
+        let state = read!(db, |tx| state_at(tx, thread, last));
+        assert_eq!(texts(&state).len(), ids.len() - 2, "{count}");
+    }
+}
+
+async fn the_parent_of_a_step_after_a_deleted_run_is_the_step_before_it(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = RunId::mint();
+    let a = saying("a", None, -1);
+    let undone = saying("undone", Some(a.id), 0);
+    let b = saying("b", Some(a.id), 0);
+    add(&db, thread, 1, &a).await;
+    write!(db, |tx| insert_step_of(tx, thread, Some(run), 2, undone));
+    write!(db, |tx| checkpoints::delete_of_run(tx, thread, run));
+    assert_eq!(add(&db, thread, 3, &b).await, 1, "the segment goes on");
+    let head = read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).expect("a checkpoint");
+    assert_eq!((head.id, head.parent), (b.id, Some(a.id)));
+    assert_eq!(texts_at(&db, thread, b.id).await, ["a", "b"]);
 }
 
 async fn a_checkpoint_needs_its_parent_and_a_free_number(db: Db) {
