@@ -299,7 +299,7 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
     let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .bind(after)
-        .bind(limit.saturating_add(1))
+        .bind(limit)
         .fetch_all(conn)
         .await)?;
     let ids: Vec<String> = rows.iter().map(|row| row.id_of_body(thread)).collect();
