@@ -93,7 +93,7 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
 /// the row of the step, unless it has blobs. On Postgres they have rows, since servers of the former release look for them.
 ///
 /// # Errors
-/// As [`insert`] and [`checkpoints::insert_all`].
+/// As [`insert`] and [`checkpoints::insert_all`]. The taken number of an event without a row is not noticed.
 pub async fn insert_with_steps(tx: &mut Tx<'_>, steps: &[NewCheckpoint<'_>], facts: &[NewEvent<'_>]) -> DbResult<()> {
     if tx.engine() == Engine::Postgres {
         checkpoints::insert_all(tx, steps).await?;
