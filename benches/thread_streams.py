@@ -95,7 +95,9 @@ async def long_replay():
     await asyncio.sleep(2)
     database = sqlite3.connect(DATABASE)
     key = uuid.UUID(thread).bytes
-    run, lane, last = database.execute("select run_id, lane, seq from events where thread_id = ? order by seq desc", (key,)).fetchone()
+    run, lane, last = database.execute(
+        "select run_id, lane, seq + 1 from checkpoints where thread_id = ? order by seq desc limit 1", (key,)
+    ).fetchone()
     fact = json.dumps({"fact": "custom", "value": {"progress": "x" * 100}})
     rows = ((key, last + n, run, lane, fact, time.time_ns() // 1000) for n in range(1, EVENTS + 1))
     database.executemany("insert into events (thread_id, seq, run_id, lane, body, created_at) values (?, ?, ?, ?, ?, ?)", rows)

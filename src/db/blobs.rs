@@ -25,7 +25,7 @@ use super::engine::on_engine;
 use super::json::{ColumnRef, encode, unless_corrupt};
 use super::row::from_row;
 use super::sealing::{self, Sealer};
-use super::short_form::{is_short, shorten};
+use super::short_form::{self, Dictionary, is_short, shorten};
 use super::{DbError, DbResult, Tx, threads};
 use crate::domain::id::{RunId, ThreadId};
 
@@ -242,7 +242,7 @@ impl BlobReferrer {
 pub(super) struct Packer {
     sealer: Sealer,
     min: usize,
-    shortens: bool,
+    dictionary: Option<Dictionary>,
     blobs: BTreeMap<String, NewBlob>,
 }
 
@@ -252,7 +252,7 @@ impl Packer {
         Ok(Self {
             sealer: tx.sealer_of_thread(thread).await?,
             min: tx.blob_min_chars,
-            shortens: tx.shortens(),
+            dictionary: short_form::dictionary(tx),
             blobs: BTreeMap::new(),
         })
     }
@@ -269,7 +269,10 @@ impl Packer {
 
     /// Shortens a packed text, if every server reads that, and seals it.
     pub(super) fn seal<I: ToString>(&self, cell: &ColumnRef<'_, I>, packed: String) -> DbResult<String> {
-        let text = if self.shortens { shorten(packed) } else { packed };
+        let text = match self.dictionary {
+            Some(dictionary) => shorten(packed, dictionary),
+            None => packed,
+        };
         self.sealer.seal(cell, text)
     }
 

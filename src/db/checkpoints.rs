@@ -12,6 +12,8 @@ mod machine;
 mod state;
 mod summary;
 
+use std::collections::BTreeMap;
+
 use const_format::concatcp;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -35,10 +37,10 @@ use super::error::corrupt;
 use super::json::ColumnRef;
 use super::row::from_row;
 use super::statement::LaterRows;
-use super::{DbError, DbResult, Tx, questions};
+use super::{DbError, DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
-use crate::domain::machine::{Phase, Position};
+use crate::domain::machine::{Phase, Position, START};
 use crate::domain::stored::StoredWrites;
 use crate::domain::time::Timestamp;
 
@@ -73,6 +75,48 @@ pub(super) fn lane_of(id: Uuid) -> Lane {
 /// The stored source of an input before which its agent started anew. The event with the number before its checkpoint is
 /// [`Fact::started_anew`](crate::domain::event::Fact::started_anew), and has no row of its own.
 pub(super) const BEGIN: &str = "begin";
+
+/// The column with the event that has the number behind its checkpoint, on SQLite. The event has no row of its own.
+pub(super) const NEXT_EVENT: &str = "next_event";
+/// The number of the last entry of the log in a row of the table.
+pub(super) const LAST_SEQ: &str = "seq + case when next_event is null then 0 else 1 end";
+
+/// The parent of a checkpoint on SQLite, where it is not stored if it is the row before in the same segment.
+pub(super) const PARENT: &str = "coalesce(parent_id, case when segment < seq then (select earlier.checkpoint_id \
+    from checkpoints earlier where earlier.thread_id = checkpoints.thread_id and earlier.lane = checkpoints.lane \
+    and earlier.segment = checkpoints.segment and earlier.seq < checkpoints.seq order by earlier.seq desc limit 1) end)";
+
+/// Returns the statement `$sql` of the engine of a transaction, with the parent of a checkpoint in the place of `{parent}`.
+macro_rules! with_parents {
+    ($tx:expr, $sql:expr) => {{
+        const SQLITE: &str = ::const_format::str_replace!($sql, "{parent}", $crate::db::checkpoints::PARENT);
+        const POSTGRES: &str = ::const_format::str_replace!($sql, "{parent}", "parent_id");
+        $tx.either(SQLITE, POSTGRES)
+    }};
+}
+pub(super) use with_parents;
+
+/// The events of a commit that are stored in the rows of its steps.
+#[derive(Default)]
+pub(super) struct EventsOfSteps {
+    /// The numbers of the inputs before which their agents started anew.
+    pub(super) begun: Vec<i64>,
+    /// The stored bodies of other events, by the number of the step before.
+    pub(super) next: BTreeMap<i64, String>,
+}
+
+/// Returns a node as it is stored: on SQLite the first one is an empty text, since every run has two steps of it.
+fn stored_node(node: &str, engine: Engine) -> &str {
+    match engine {
+        Engine::Sqlite if node == START => "",
+        Engine::Sqlite | Engine::Postgres => node,
+    }
+}
+
+/// Returns the node that is stored like this.
+pub(super) fn node_of_stored(node: String) -> String {
+    if node.is_empty() { START.to_owned() } else { node }
+}
 
 /// Returns the source that is stored as `word`.
 pub(super) fn source_of(word: &str) -> Option<CheckpointSource> {
@@ -137,7 +181,7 @@ impl TryFrom<EntryColumns> for Entry {
             parent: row.parent_id.map(CheckpointId),
             step: row.step,
             source: source_of(&row.source).ok_or_else(|| at("source").corrupt())?,
-            node: row.node,
+            node: node_of_stored(row.node),
             writes: at("writes").decode(&row.writes)?,
             logged_writes: row
                 .shown
@@ -188,11 +232,15 @@ pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64
 /// # Errors
 /// As [`insert`].
 pub async fn insert_all(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>]) -> DbResult<i64> {
-    insert_begun(tx, placed, &[]).await
+    insert_with_events(tx, placed, EventsOfSteps::default()).await
 }
 
-/// Stores checkpoints like [`insert_all`]. Those with a number in `begun` are stored with the source [`BEGIN`].
-pub(super) async fn insert_begun(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>], begun: &[i64]) -> DbResult<i64> {
+/// Stores checkpoints like [`insert_all`], with events that have no rows of their own.
+pub(super) async fn insert_with_events(
+    tx: &mut Tx<'_>,
+    placed: &[NewCheckpoint<'_>],
+    mut events: EventsOfSteps,
+) -> DbResult<i64> {
     let mut last = 0;
     for batch in placed.chunks(MAX_ROWS) {
         let mut rows = Vec::with_capacity(batch.len());
@@ -209,13 +257,17 @@ pub(super) async fn insert_begun(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>], 
             before = Some((placed, segment));
             last = segment;
             let mut packer = Packer::of_thread(tx, placed.thread).await?;
-            let source = match begun.contains(&placed.seq) {
+            let source = match events.begun.contains(&placed.seq) {
                 true => BEGIN,
                 false => placed.entry.source.word(),
             };
             let position = questions::stored_position(tx, placed.position);
-            rows.push(NewRow::new(placed, segment, source, &position, &mut packer)?);
+            let row = NewRow::new(placed, segment, source, &position, &mut packer)?;
             drop(position);
+            rows.push(NewRow {
+                next_event: events.next.remove(&placed.seq),
+                ..row
+            });
             let referrer = BlobReferrer::Entry {
                 thread: placed.thread,
                 seq: placed.seq,
@@ -261,6 +313,7 @@ struct NewRow<'a> {
     writes: String,
     shown: Option<String>,
     position: String,
+    next_event: Option<String>,
 }
 
 impl<'a> NewRow<'a> {
@@ -286,14 +339,16 @@ impl<'a> NewRow<'a> {
             writes: packer.encode(&at("writes"), &StoredWrites(&entry.writes))?,
             shown,
             position: packer.encode(&at("position"), position)?,
+            next_event: None,
         })
     }
 }
 
 async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
-        node, run_id, writes, shown, position, created_at, carried_from) values ";
-    tx.insert_later(SQL, "", 15, rows, |values, row| {
+        node, run_id, writes, shown, position, created_at, carried_from, next_event) values ";
+    let engine = tx.engine();
+    tx.insert_later(SQL, "", 16, rows, |values, row| {
         let NewRow {
             placed,
             segment,
@@ -301,24 +356,27 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
             writes,
             shown,
             position,
+            next_event,
         } = row;
         let entry = placed.entry;
+        let stores_parent = engine == Engine::Postgres || segment == placed.seq;
         values
             .push_bind(entry.id.0)
             .push_bind(placed.thread.0)
             .push_bind(LaneColumn(placed.lane))
             .push_bind(placed.seq)
             .push_bind(segment)
-            .push_bind(entry.parent.map(|parent| parent.0))
+            .push_bind(entry.parent.filter(|_| stores_parent).map(|parent| parent.0))
             .push_bind(entry.step)
             .push_bind(source)
-            .push_bind(entry.node.as_str())
+            .push_bind(stored_node(&entry.node, engine))
             .push_bind(placed.run.map(|run| run.0))
             .push_bind(writes)
             .push_bind(shown)
             .push_bind(position)
             .push_bind(placed.at.0)
-            .push_bind(entry.carried_from.map(|checkpoint| checkpoint.0));
+            .push_bind(entry.carried_from.map(|checkpoint| checkpoint.0))
+            .push_bind(next_event);
     })
     .await
 }
@@ -435,8 +493,8 @@ impl TryFrom<HeadRow> for Head {
     }
 }
 
-const SELECT_HEAD: &str =
-    "select checkpoint_id, lane, seq, segment, step, position, parent_id, created_at, run_id from checkpoints";
+const SELECT_HEAD: &str = "select checkpoint_id, lane, seq, segment, step, position, {parent} as parent_id, created_at, \
+    run_id from checkpoints";
 
 /// Returns the newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
@@ -450,7 +508,8 @@ async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<L
         SELECT_HEAD,
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
-    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(lane));
+    let sql = with_parents!(tx, SQL);
+    let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(lane));
     statement.fetch_later().await
 }
 
@@ -524,7 +583,8 @@ pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i
 /// Returns a checkpoint of a thread, of any lane.
 pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Head>> {
     const SQL: &str = concatcp!(SELECT_HEAD, " where checkpoint_id = $1 and thread_id = $2");
-    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
+    let sql = with_parents!(tx, SQL);
+    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(checkpoint.0)
         .bind(thread.0)
         .fetch_optional(conn)
@@ -589,13 +649,17 @@ async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterR
         exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (";
     const STEPS: &str = "select max(seq) as seq from checkpoints where thread_id = $1";
     const EVENTS: &str = " union all select max(seq) as seq from events where thread_id = $1) newest";
+    const IN_ROW: &str = concatcp!("select (select ", LAST_SEQ, " from checkpoints where thread_id = $1");
+    const OF_NEWEST: &str = " order by seq desc limit 1) as seq";
     const SQLITE: &str = concatcp!(
         SUMMARY,
-        STEPS,
+        IN_ROW,
         OF_MAIN_AGENTS,
+        OF_NEWEST,
         " union all ",
-        STEPS,
+        IN_ROW,
         OF_SUBAGENTS,
+        OF_NEWEST,
         EVENTS
     );
     const POSTGRES: &str = concatcp!(SUMMARY, STEPS, EVENTS);

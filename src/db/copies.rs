@@ -7,7 +7,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::checkpoints::cell;
+use super::checkpoints::{cell, with_parents};
 use super::engine::{LaneColumn, on_engine};
 use super::row::from_row;
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
@@ -318,7 +318,7 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
         and held.seq = checkpoints.seq) as bigint) from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq limit $5";
     // A copy has no events, those without rows included.
-    const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, \
+    const SQL: &str = "select checkpoint_id, seq, segment, {parent} as parent_id, step, \
         case source when 'begin' then 'input' else source end as source, node, run_id, writes, shown, \
         position, created_at, carried_from from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";
@@ -339,7 +339,8 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
     let Some((_, (end, _))) = fitting.last() else {
         return Ok(vec![]);
     };
-    Ok(on_engine!(tx, |conn| query_as(SQL)
+    let sql = with_parents!(tx, SQL);
+    Ok(on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .bind(lane)
         .bind(last)

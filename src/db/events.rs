@@ -1,11 +1,13 @@
 //! The log of a thread: steps (rows of `checkpoints`) and other events (rows of `events`) with one sequence of numbers.
 
-use const_format::concatcp;
+use const_format::{concatcp, str_replace};
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::checkpoints::{self, EntryColumns, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS};
+use super::checkpoints::{
+    self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS, PARENT,
+};
 use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
 use super::row::from_row;
@@ -86,39 +88,69 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
     Ok(())
 }
 
-/// Stores the steps and the other events of a commit. On SQLite, a start of an agent that its input follows has no row of its
-/// own: the row of the input says that it was there. On Postgres it has one, since servers of the former release look for it.
+/// Stores the steps and the other events of a commit. On SQLite, two kinds of events have no rows of their own: a start of an
+/// agent that its input follows, since the row of the input says that it was there, and an event behind a step, whose body is in
+/// the row of the step, unless it has blobs. On Postgres they have rows, since servers of the former release look for them.
 ///
 /// # Errors
-/// As [`insert`] and [`checkpoints::insert_all`].
+/// As [`insert`] and [`checkpoints::insert_all`]. The taken number of an event without a row is not noticed.
 pub async fn insert_with_steps(tx: &mut Tx<'_>, steps: &[NewCheckpoint<'_>], facts: &[NewEvent<'_>]) -> DbResult<()> {
-    let leaves_out = tx.engine() == Engine::Sqlite;
-    let mut begun = vec![];
+    if tx.engine() == Engine::Postgres {
+        checkpoints::insert_all(tx, steps).await?;
+        return insert(tx, facts).await;
+    }
+    let mut in_rows = EventsOfSteps::default();
     let mut others = Vec::with_capacity(facts.len());
     for fact in facts {
-        let input = steps.iter().find(|step| leaves_out && is_start_before(fact, step));
-        match input {
-            Some(input) => begun.push(input.seq),
+        if let Some(input) = steps.iter().find(|step| is_start_before(fact, step)) {
+            in_rows.begun.push(input.seq);
+            continue;
+        }
+        let before = steps.iter().find(|step| is_behind(fact, step));
+        let body = match before {
+            Some(step) => body_in_row(tx, fact, step).await?,
+            None => None,
+        };
+        match before.zip(body) {
+            Some((step, body)) => drop(in_rows.next.insert(step.seq, body)),
             None => others.push(*fact),
         }
     }
-    checkpoints::insert_begun(tx, steps, &begun).await?;
+    checkpoints::insert_with_events(tx, steps, in_rows).await?;
     insert(tx, &others).await
+}
+
+/// Returns whether an event follows a step that was made together with it.
+fn is_behind(event: &NewEvent<'_>, step: &NewCheckpoint<'_>) -> bool {
+    event.seq == step.seq + 1 && is_made_with(event, step)
+}
+
+/// Returns whether an event and a step have the same time and belong to the same agent and run.
+fn is_made_with(event: &NewEvent<'_>, step: &NewCheckpoint<'_>) -> bool {
+    (step.thread, step.lane, step.run, step.at) == (event.thread, event.lane, Some(event.run), event.at)
+}
+
+/// Returns the body of an event as the row of the step before it has it; none if it has blobs.
+async fn body_in_row(tx: &mut Tx<'_>, event: &NewEvent<'_>, step: &NewCheckpoint<'_>) -> DbResult<Option<String>> {
+    let mut packer = Packer::of_thread(tx, event.thread).await?;
+    let column = checkpoints::cell(NEXT_EVENT, &step.entry.id.0);
+    let body = packer.encode(&column, &*questions::stored_fact(tx, event.fact))?;
+    Ok(Some(body).filter(|_| !packer.has_blobs()))
 }
 
 /// Returns whether an event is that an agent started anew, and all of it is in the step that follows, an input.
 fn is_start_before(event: &NewEvent<'_>, step: &NewCheckpoint<'_>) -> bool {
     step.seq == event.seq + 1
         && step.entry.source == CheckpointSource::Input
-        && (step.thread, step.lane, step.run, step.at) == (event.thread, event.lane, Some(event.run), event.at)
+        && is_made_with(event, step)
         && *event.fact == Fact::started_anew(step.entry.parent)
 }
 
 /// Returns whether the log of a thread has an event or step with this number.
 pub async fn is_stored(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<bool> {
     const EVENTS: &str = "select exists (select 1 from events where thread_id = $1 and seq = $2)";
-    const STEPS: &str = " or exists (select 1 from checkpoints where thread_id = $1 and seq >= $2 and seq <= $2 + 1 \
-        and (seq = $2 or source = 'begin')";
+    const STEPS: &str = " or exists (select 1 from checkpoints where thread_id = $1 and seq >= $2 - 1 and seq <= $2 + 1 \
+        and (seq = $2 or seq > $2 and source = 'begin' or seq < $2 and next_event is not null)";
     const SQLITE: &str = concatcp!(EVENTS, STEPS, OF_MAIN_AGENTS, ")", STEPS, OF_SUBAGENTS, ")");
     const POSTGRES: &str = concatcp!(EVENTS, STEPS, ")");
     let sql = tx.either(SQLITE, POSTGRES);
@@ -168,6 +200,7 @@ from_row! {
         node: Option<String>,
         shown: Option<String>,
         carried_from: Option<Uuid>,
+        next_event: Option<String>,
     }
 }
 
@@ -190,6 +223,20 @@ impl EventRow {
             at: Timestamp(self.created_at),
             what: Logged::Fact(Fact::started_anew(self.parent_id.map(CheckpointId))),
         })
+    }
+
+    /// Returns the event with the number behind, if it has no row of its own.
+    fn event_behind(&self) -> DbResult<Option<LoggedEvent>> {
+        let (Some(checkpoint), Some(body)) = (&self.checkpoint_id, &self.next_event) else {
+            return Ok(None);
+        };
+        Ok(Some(LoggedEvent {
+            seq: self.seq + 1,
+            run: self.run_id.map(RunId),
+            lane: self.lane.0,
+            at: Timestamp(self.created_at),
+            what: Logged::Fact(checkpoints::cell(NEXT_EVENT, checkpoint).decode(body)?),
+        }))
     }
 
     fn read(self, thread: ThreadId) -> DbResult<LoggedEvent> {
@@ -231,12 +278,23 @@ impl EventRow {
 
 /// Returns up to `limit` entries of the log of a thread after number `after`, in order.
 pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> DbResult<Vec<LoggedEvent>> {
-    const STEPS: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, \
-        node, shown, carried_from from checkpoints where thread_id = $1 and seq > $2";
+    const STEPS: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, {parent} as parent_id, step, \
+        source, node, shown, carried_from, next_event from checkpoints where thread_id = $1";
+    const AFTER: &str = " and seq > $2";
+    // The row of the step with the number `after` may have the event behind it.
+    const AFTER_OR_BEFORE_EVENT: &str = " and seq >= $2 and (seq > $2 or next_event is not null)";
     const EVENTS: &str = " union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null, \
-        null from events where thread_id = $1 and seq > $2 order by seq limit $3";
-    const SQLITE: &str = concatcp!(STEPS, OF_MAIN_AGENTS, " union all ", STEPS, OF_SUBAGENTS, EVENTS);
-    const POSTGRES: &str = concatcp!(STEPS, EVENTS);
+        null, null from events where thread_id = $1 and seq > $2 order by seq limit $3";
+    const SQLITE_STEPS: &str = concatcp!(str_replace!(STEPS, "{parent}", PARENT), AFTER_OR_BEFORE_EVENT);
+    const SQLITE: &str = concatcp!(
+        SQLITE_STEPS,
+        OF_MAIN_AGENTS,
+        " union all ",
+        SQLITE_STEPS,
+        OF_SUBAGENTS,
+        EVENTS
+    );
+    const POSTGRES: &str = concatcp!(str_replace!(STEPS, "{parent}", "parent_id"), AFTER, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
     let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
@@ -256,7 +314,11 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
     let mut log = Vec::with_capacity(rows.len());
     for row in rows {
         log.extend(row.start().filter(|start| start.seq > after));
-        log.push(row.read(thread)?);
+        let behind = row.event_behind()?;
+        if row.seq > after {
+            log.push(row.read(thread)?);
+        }
+        log.extend(behind);
     }
     log.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     let mut asked: Vec<&mut Interrupt> = vec![];
@@ -274,11 +336,17 @@ pub async fn bounds(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, 
     const FIRST: &str = "select (select seq - case source when 'begin' then 1 else 0 end from checkpoints \
         where thread_id = $1";
     const LAST: &str = " order by seq limit 1) as first, (select max(seq) from checkpoints where thread_id = $1";
+    const LAST_IN_ROW: &str = concatcp!(
+        " order by seq limit 1) as first, (select ",
+        LAST_SEQ,
+        " from checkpoints where thread_id = $1"
+    );
+    const NEWEST: &str = " order by seq desc limit 1";
     const EVENTS: &str = ") as last union all select (select min(seq) from events where thread_id = $1), \
         (select max(seq) from events where thread_id = $1)) as ends";
     const ENDS: &str = "select min(first), max(last) from (";
-    const OF_MAIN: &str = concatcp!(FIRST, OF_MAIN_AGENTS, LAST, OF_MAIN_AGENTS);
-    const OF_OTHERS: &str = concatcp!(FIRST, OF_SUBAGENTS, LAST, OF_SUBAGENTS);
+    const OF_MAIN: &str = concatcp!(FIRST, OF_MAIN_AGENTS, LAST_IN_ROW, OF_MAIN_AGENTS, NEWEST);
+    const OF_OTHERS: &str = concatcp!(FIRST, OF_SUBAGENTS, LAST_IN_ROW, OF_SUBAGENTS, NEWEST);
     const SQLITE: &str = concatcp!(ENDS, OF_MAIN, ") as last union all ", OF_OTHERS, EVENTS);
     const POSTGRES: &str = concatcp!(ENDS, FIRST, LAST, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);

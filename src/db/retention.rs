@@ -208,7 +208,8 @@ pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Vec<T
         (
             "checkpoints",
             "select count(*), cast(coalesce(sum(octet_length(writes) + octet_length(position) \
-             + coalesce(octet_length(shown), 0)), 0) as bigint) from checkpoints where thread_id = $1",
+             + coalesce(octet_length(shown), 0) + coalesce(octet_length(next_event), 0)), 0) as bigint) \
+             from checkpoints where thread_id = $1",
         ),
         (
             "events",

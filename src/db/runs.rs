@@ -3,6 +3,7 @@
 mod below;
 mod children;
 mod claims;
+mod implied_id;
 mod order;
 mod queue;
 mod turns;
@@ -41,18 +42,18 @@ use super::engine::{Engine, LaneColumn, on_engine};
 use super::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
-use super::short_form::shorten;
 use super::statement::LaterRows;
-use super::{DbError, DbResult, Tx};
+use super::{DbError, DbResult, Tx, short_form};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
-use crate::domain::run::{Lineage, Run, RunCaller, RunRequest, RunStatus};
+use crate::domain::run::{AssignedAgent, Lineage, Run, RunCaller, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::domain::trace::RunTrace;
 use crate::domain::visibility::Visibility;
+use implied_id::ImpliedId;
 
 const TABLE: &str = "runs";
 
@@ -66,8 +67,8 @@ from_row! {
     struct RunRow {
         run_id: Uuid,
         thread_id: Uuid,
-        assistant_id: Uuid,
-        root_id: Uuid,
+        assistant_id: ImpliedId,
+        root_id: ImpliedId,
         parent_id: Option<Uuid>,
         depth: i32,
         cause: Option<String>,
@@ -128,35 +129,67 @@ async fn encode_error(tx: &mut Tx<'_>, run: RunId, error: Option<&Failure>) -> D
 /// Encodes the usage of a run.
 fn encode_usage(tx: &Tx<'_>, usage: &Usage) -> DbResult<String> {
     let text = encode(usage)?;
-    Ok(if tx.shortens() { shorten(text) } else { text })
+    Ok(match short_form::dictionary(tx) {
+        Some(dictionary) => short_form::shorten(text, dictionary),
+        None => text,
+    })
 }
 
 /// The key of the metadata of a run of a main agent with the id of its assistant, which the row has in a column.
 const ASSISTANT: &str = "assistant_id";
+/// The key of the metadata of a run of a main agent with the name of the agent, which its request has, too.
+const GRAPH: &str = "graph_id";
+/// The key of the metadata that says who has created the assistant of a run.
+const CREATOR: &str = "created_by";
+/// The creator of the assistant that each agent has by itself.
+const SYSTEM: &str = "system";
 
-/// Returns the metadata of a run as its row has them: without the id of the assistant, if every server reads that. Of a run
-/// whose metadata do not have that id, the row says so by a null.
-fn stored_metadata(run: &Run, shortens: bool) -> Cow<'_, Map<String, Value>> {
+/// Returns the metadata of a run as its row has them: without the id of the assistant, if every server reads that, and on
+/// SQLite without the name of the agent and the creator of its own assistant. Of a run whose metadata do not have such a key,
+/// the row says so by a null.
+fn stored_metadata(run: &Run, engine: Engine, shortens: bool) -> Cow<'_, Map<String, Value>> {
     if run.lineage.depth > 0 {
         return Cow::Borrowed(&run.metadata);
     }
-    let Some(noted) = run.metadata.get(ASSISTANT) else {
-        let mut metadata = run.metadata.clone();
+    let mut metadata = run.metadata.clone();
+    let noted = |key: &str| run.metadata.get(key).and_then(Value::as_str);
+    if !metadata.contains_key(ASSISTANT) {
         metadata.insert(ASSISTANT.to_owned(), Value::Null);
+    } else if shortens && noted(ASSISTANT) == Some(run.assistant.to_string().as_str()) {
+        metadata.shift_remove(ASSISTANT);
+    }
+    let Some(agent) = &run.request.agent else {
         return Cow::Owned(metadata);
     };
-    if !shortens || noted.as_str() != Some(run.assistant.to_string().as_str()) {
-        return Cow::Borrowed(&run.metadata);
+    if !metadata.contains_key(GRAPH) {
+        metadata.insert(GRAPH.to_owned(), Value::Null);
+    } else if engine == Engine::Sqlite
+        && noted(GRAPH) == Some(agent.graph_id.as_str())
+        && noted(CREATOR) == Some(SYSTEM)
+    {
+        metadata.shift_remove(GRAPH);
+        metadata.shift_remove(CREATOR);
     }
-    let mut metadata = run.metadata.clone();
-    metadata.shift_remove(ASSISTANT);
     Cow::Owned(metadata)
 }
 
-/// Returns the metadata of a run that are stored like this.
-fn read_metadata(mut stored: Map<String, Value>, depth: i32, assistant: AssistantId) -> Map<String, Value> {
+/// Returns the metadata of a run that are stored like this. `agent` is that of its request.
+fn read_metadata(
+    mut stored: Map<String, Value>,
+    depth: i32,
+    assistant: AssistantId,
+    agent: Option<&AssignedAgent>,
+) -> Map<String, Value> {
     if depth > 0 {
         return stored;
+    }
+    if let Some(agent) = agent {
+        if stored.get(GRAPH).is_some_and(Value::is_null) {
+            stored.shift_remove(GRAPH);
+        } else if !stored.contains_key(GRAPH) {
+            stored.insert(CREATOR.to_owned(), SYSTEM.into());
+            stored.insert(GRAPH.to_owned(), agent.graph_id.as_str().into());
+        }
     }
     if stored.get(ASSISTANT).is_some_and(Value::is_null) {
         stored.shift_remove(ASSISTANT);
@@ -221,7 +254,7 @@ impl From<RunRow> for ReadRun {
         let visibility = visibility.ok_or_else(|| columns.at("visibility").corrupt());
         let status = RunStatus::from_word(&row.status).ok_or_else(|| columns.at("status").corrupt());
         let lineage = Lineage {
-            root: RunId(row.root_id),
+            root: RunId(row.root_id.0.unwrap_or(row.run_id)),
             parent: row.parent_id.map(RunId),
             depth: columns.number("depth", row.depth),
             namespace: columns.take(namespace),
@@ -235,15 +268,23 @@ impl From<RunRow> for ReadRun {
             .as_deref()
             .map(|error| columns.at("error").decode(error))
             .transpose();
+        let request: RunRequest = columns.json("request", &row.request);
+        let of_agent = request
+            .agent
+            .as_ref()
+            .map(|agent| AssistantId::of_graph(&agent.graph_id));
+        let assistant = row.assistant_id.0.map(AssistantId).or(of_agent);
+        // Only of a request that cannot be read, the agent is not known.
+        let assistant = assistant.unwrap_or(AssistantId(Uuid::nil()));
         let metadata = columns.at("metadata").decode(&row.metadata);
-        let metadata = metadata.map(|stored| read_metadata(stored, row.depth, AssistantId(row.assistant_id)));
+        let metadata = metadata.map(|stored| read_metadata(stored, row.depth, assistant, request.agent.as_ref()));
         let mut run = Run {
             id: RunId(row.run_id),
             thread: ThreadId(row.thread_id),
-            assistant: AssistantId(row.assistant_id),
+            assistant,
             lineage,
             status: columns.take(status.map(Some)).unwrap_or(RunStatus::Error),
-            request: columns.json("request", &row.request),
+            request,
             metadata: columns.take(metadata),
             error: columns.take(error),
             attempt: columns.number("attempt", row.attempt),
@@ -316,16 +357,17 @@ pub async fn insert_begun(
     let sealer = tx.sealer_of_thread(run.thread).await?;
     let at = |column| cell(column, &run.id);
     let mut packer = Packer::of_thread(tx, run.thread).await?;
+    let engine = tx.engine();
     let request = packer.encode(&at("request"), &run.request)?;
-    let stored_metadata = stored_metadata(run, tx.shortens());
+    let stored_metadata = stored_metadata(run, engine, tx.shortens());
     let metadata = sealer.json(&at("metadata"), &stored_metadata)?;
     let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
     let error = error.transpose()?;
     tx.statement(SQL)
         .bind(run.id.0)
         .bind(run.thread.0)
-        .bind(run.assistant.0)
-        .bind(run.lineage.root.0)
+        .bind(ImpliedId::assistant_of(run, engine))
+        .bind(ImpliedId::root_of(run, engine))
         .bind(run.lineage.parent.map(|parent| parent.0))
         .bind(i32::try_from(run.lineage.depth).unwrap_or(i32::MAX))
         .bind(run.lineage.cause.as_deref())

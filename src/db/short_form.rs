@@ -5,22 +5,29 @@
 //! All else stays as it is, so that the short form of a text is a text: it fits into the columns of long ones, is sealed like
 //! them, and what a user has written can still be found in it.
 //!
-//! The dictionary is never changed, since stored texts need it. Another one would be another [`MARK`].
+//! The dictionary is never changed, since stored texts need it. Texts that were added to it later are in the short forms with
+//! another mark, which only servers on SQLite store: there is no server of a former release beside them.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use super::Tx;
+
 /// The beginning of a text in the short form. No JSON text has control characters; nor has a packed or a sealed one such a
 /// beginning.
 const MARK: u8 = 0x01;
+/// The beginning of a text in the short form that may have codes of texts in [`LATER`].
+const LATER_MARK: u8 = 0x02;
 /// A UUID with hyphens, in two numbers, is behind this code.
 const UUID: u8 = 0x02;
 /// The number that [`HEX_DIGITS`] digits are is behind this code.
 const HEX: u8 = 0x03;
-/// The place of a text in [`RARE`], in one digit, is behind this code.
+/// The place of a text in [`RARE`], in one digit, is behind this code; or [`THIRD`] and the place of a text in [`LATER`].
 const SECOND: u8 = 0x04;
+/// A character that is no digit.
+const THIRD: u8 = b' ';
 /// This code is an object of the name [`TREE`] that is the same as the object before it: the usage of a run without others
 /// below it.
 const SAME: u8 = 0x05;
@@ -175,11 +182,67 @@ static RARE: [&str; 94] = [
     r#","input_token_details":{},"output_token_details":{}},"response_metadata":{"finish_reason":"tool_calls","model_name":""#,
 ];
 
+/// The texts that were added to the dictionary, with a code of three characters.
+static LATER: [&str; 18] = [
+    r#","input_token_details":{},"output_token_details":{}},"additional_kwargs":{"refusal":null},"response_metadata":{"finish_reason":"stop","model_name":""#,
+    r#","input_token_details":{},"output_token_details":{}},"additional_kwargs":{"refusal":null},"response_metadata":{"finish_reason":"tool_calls","model_name":""#,
+    r#"}},"additional_kwargs":{"refusal":null},"response_metadata":{"finish_reason":"stop","model_name":""#,
+    r#"}},"additional_kwargs":{"refusal":null},"response_metadata":{"finish_reason":"tool_calls","model_name":""#,
+    r#"}},"response_metadata":{"finish_reason":"stop","model_name":""#,
+    r#"}},"response_metadata":{"finish_reason":"tool_calls","model_name":""#,
+    r#","additional_kwargs":{"refusal":null},"response_metadata":{"finish_reason":""#,
+    r#","input_token_details":{"cache_read":"#,
+    r#"},"output_token_details":{"reasoning":"#,
+    r#"","model_provider":"openai","id":"chatcmpl-"#,
+    r#"","model_provider":"openai_responses","id":"resp_"#,
+    r#"","model_provider":"anthropic","id":"msg_"#,
+    r#"","model_provider":"google_genai","id":""#,
+    r#"","model_provider":"ollama"}}]}]"#,
+    r#"}]},"stream_mode":["values"],"agent":{"graph_id":""#,
+    r#""}]},"stream_mode":["messages-tuple"],"agent":{"graph_id":""#,
+    r#""}]},"stream_mode":["updates"],"agent":{"graph_id":""#,
+    r#""}}]}]"#,
+];
+
+/// The texts that a short form has codes for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dictionary {
+    /// The texts that servers of former releases read.
+    First,
+    /// All texts, with those in [`LATER`].
+    Whole,
+}
+
+/// Returns the dictionary of texts that a transaction stores; none if it stores long ones.
+pub(super) fn dictionary(tx: &Tx<'_>) -> Option<Dictionary> {
+    tx.shortens().then(|| tx.either(Dictionary::Whole, Dictionary::First))
+}
+
+impl Dictionary {
+    /// Returns the beginning of its short forms.
+    fn mark(self) -> u8 {
+        match self {
+            Self::First => MARK,
+            Self::Whole => LATER_MARK,
+        }
+    }
+
+    /// Returns its texts.
+    fn texts(self) -> &'static TextsByHash {
+        match self {
+            Self::First => &TEXTS,
+            Self::Whole => &ALL_TEXTS,
+        }
+    }
+}
+
 /// The first bytes of a text of the dictionary. None is shorter.
 type Beginning = [u8; 4];
 
-/// The texts of the dictionary by a hash of their beginnings.
-static TEXTS: LazyLock<TextsByHash> = LazyLock::new(TextsByHash::new);
+/// The texts of the first dictionary by a hash of their beginnings.
+static TEXTS: LazyLock<TextsByHash> = LazyLock::new(|| TextsByHash::of(FREQUENT.iter().chain(&RARE)));
+/// The same with those that were added.
+static ALL_TEXTS: LazyLock<TextsByHash> = LazyLock::new(|| TextsByHash::of(FREQUENT.iter().chain(&RARE).chain(&LATER)));
 
 /// A table with the texts of the dictionary. Texts are looked for at every second or third byte of what is shortened, and mostly
 /// there is none.
@@ -187,15 +250,15 @@ struct TextsByHash(Vec<Vec<DictionaryText>>);
 
 /// A text of the dictionary.
 struct DictionaryText {
-    /// The place: that of a text in [`RARE`] is behind those in [`FREQUENT`].
+    /// The place: that of a text in [`RARE`] is behind those in [`FREQUENT`], and that of one in [`LATER`] behind both.
     place: usize,
     text: &'static [u8],
 }
 
 impl TextsByHash {
-    fn new() -> Self {
+    fn of(texts: impl Iterator<Item = &'static &'static str>) -> Self {
         let mut rows: Vec<Vec<DictionaryText>> = (0..=u8::MAX).map(|_| vec![]).collect();
-        for (place, text) in FREQUENT.iter().chain(&RARE).enumerate() {
+        for (place, text) in texts.enumerate() {
             let text = text.as_bytes();
             if let Some(beginning) = text.first_chunk()
                 && let Some(row) = rows.get_mut(row_of(*beginning))
@@ -225,16 +288,16 @@ fn row_of(beginning: Beginning) -> usize {
 
 /// Returns whether a text is in the short form.
 pub(super) fn is_short(text: &str) -> bool {
-    text.as_bytes().first() == Some(&MARK)
+    matches!(text.as_bytes().first(), Some(&(MARK | LATER_MARK)))
 }
 
 /// Returns the short form of a text; the text itself if that is not longer, if it is no JSON text on one line, or if the short
 /// form would be too small a part of it.
-pub(super) fn shorten(text: String) -> String {
+pub(super) fn shorten(text: String, dictionary: Dictionary) -> String {
     if text.len() > MAX_BYTES {
         return text;
     }
-    match short_form(text.as_bytes()) {
+    match short_form(text.as_bytes(), dictionary) {
         Some(short) if short.len() < text.len() && !is_too_small(short.len(), text.len()) => short,
         Some(_) | None => text,
     }
@@ -245,15 +308,16 @@ fn is_too_small(short: usize, text: usize) -> bool {
     text > ANY_SHARE_BYTES && short * SMALLEST_SHARE < text
 }
 
-fn short_form(text: &[u8]) -> Option<String> {
+fn short_form(text: &[u8], dictionary: Dictionary) -> Option<String> {
+    let texts = dictionary.texts();
     let mut output = Vec::with_capacity(text.len());
-    output.push(MARK);
+    output.push(dictionary.mark());
     let mut at = 0;
     while let Some((first, rest)) = text.get(at..).and_then(|rest| Some((*rest.first()?, rest))) {
         let done = match first {
             0..b' ' => return None,
-            b'}' => push_same(text.get(..at)?, rest, &mut output).or_else(|| push_text(rest, &mut output)),
-            b'"' | b',' | b'{' | b'[' | b'\\' => push_text(rest, &mut output),
+            b'}' => push_same(text.get(..at)?, rest, &mut output).or_else(|| push_text(rest, texts, &mut output)),
+            b'"' | b',' | b'{' | b'[' | b'\\' => push_text(rest, texts, &mut output),
             b'0'..=b'9' | b'a'..=b'f' => push_id(rest, &mut output),
             _ => None,
         };
@@ -279,14 +343,17 @@ fn push_same(before: &[u8], rest: &[u8], output: &mut Vec<u8>) -> Option<usize> 
 }
 
 /// Writes the code of the longest text of the dictionary with which `rest` begins. Returns the length of the text.
-fn push_text(rest: &[u8], output: &mut Vec<u8>) -> Option<usize> {
-    let DictionaryText { place, text } = TEXTS.longest(rest)?;
-    match CODES.get(*place) {
-        Some(code) => output.push(*code),
-        None => {
-            let place = u8::try_from(place.checked_sub(CODES.len())?).ok()?;
-            output.extend([SECOND, ZERO.checked_add(place)?]);
-        }
+fn push_text(rest: &[u8], texts: &TextsByHash, output: &mut Vec<u8>) -> Option<usize> {
+    let DictionaryText { place, text } = texts.longest(rest)?;
+    let digit = |place: usize| ZERO.checked_add(u8::try_from(place).ok()?);
+    if let Some(code) = CODES.get(*place) {
+        output.push(*code);
+        return Some(text.len());
+    }
+    let place = place.checked_sub(CODES.len())?;
+    match place.checked_sub(RARE.len()) {
+        None => output.extend([SECOND, digit(place)?]),
+        Some(place) => output.extend([SECOND, THIRD, digit(place)?]),
     }
     Some(text.len())
 }
@@ -343,7 +410,10 @@ fn push_number(output: &mut Vec<u8>, mut number: u64) {
 
 /// Returns the text of which this is the short form; none if it is none, or of no text that is shortened.
 pub(super) fn expand(short: &str) -> Option<String> {
-    let mut rest = short.as_bytes().strip_prefix(&[MARK])?;
+    if !is_short(short) {
+        return None;
+    }
+    let mut rest = short.as_bytes().get(1..)?;
     let mut output = String::with_capacity(short.len() * 3);
     let mut copied = rest;
     while let Some((code, behind)) = rest.split_first() {
@@ -370,12 +440,7 @@ pub(super) fn expand(short: &str) -> Option<String> {
                 .ok()?;
             }
             HEX => write!(output, "{:016x}", take_number(&mut rest)?).ok()?,
-            SECOND => {
-                let (place, behind) = rest.split_first()?;
-                let place = place.checked_sub(ZERO)?;
-                output.push_str(RARE.get(usize::from(place))?);
-                rest = behind;
-            }
+            SECOND => output.push_str(take_text(&mut rest)?),
             SAME => {
                 let content = output.get(output.rfind('{')? + 1..)?.to_owned();
                 output.push_str(TREE);
@@ -403,6 +468,18 @@ fn push_literal(output: &mut String, from: &[u8], rest: &[u8]) -> Option<()> {
     Some(())
 }
 
+/// Reads the place of a text in [`RARE`] or [`LATER`], and moves `rest` behind it. Returns the text.
+fn take_text(rest: &mut &[u8]) -> Option<&'static str> {
+    let (first, behind) = rest.split_first()?;
+    *rest = behind;
+    if *first != THIRD {
+        return RARE.get(usize::from(first.checked_sub(ZERO)?)).copied();
+    }
+    let (place, behind) = rest.split_first()?;
+    *rest = behind;
+    LATER.get(usize::from(place.checked_sub(ZERO)?)).copied()
+}
+
 /// Reads a number and moves `rest` behind it.
 fn take_number(rest: &mut &[u8]) -> Option<u64> {
     let (digits, behind) = rest.split_at_checked(NUMBER_LEN)?;
@@ -419,9 +496,15 @@ mod tests {
 
     use super::*;
 
-    /// Shortens a text and checks that it can be expanded. Returns the short form.
+    /// Shortens a text with each dictionary, and checks that it can be expanded. Returns the short form with the first one.
     fn short(text: &str) -> String {
-        let short = shorten(text.to_owned());
+        short_with(text, Dictionary::Whole);
+        short_with(text, Dictionary::First)
+    }
+
+    /// Shortens a text and checks that it can be expanded. Returns the short form.
+    fn short_with(text: &str, dictionary: Dictionary) -> String {
+        let short = shorten(text.to_owned(), dictionary);
         let expanded = if is_short(&short) {
             expand(&short).expect("it can be expanded")
         } else {
@@ -455,7 +538,11 @@ mod tests {
         ];
         for (text, len) in texts {
             assert_eq!(short(text).len(), len, "{text}");
+            assert_eq!(short_with(text, Dictionary::Whole).len(), len, "{text}");
         }
+        let answer = r#"[{"messages":[{"type":"ai","id":"lc_run--cf2e4bd2-ad28-4493-830a-809b3f97f75a","name":"a","content":"b","usage_metadata":{"input_tokens":46,"output_tokens":2,"total_tokens":48,"input_token_details":{},"output_token_details":{}},"additional_kwargs":{"refusal":null},"response_metadata":{"finish_reason":"stop","model_name":"m","model_provider":"openai","id":"chatcmpl-1"}}]}]"#;
+        assert_eq!(short_with(answer, Dictionary::Whole).len(), 46);
+        assert!(short(answer).len() > 100);
     }
 
     #[test]
@@ -480,8 +567,14 @@ mod tests {
         for text in texts {
             short(text);
         }
+        for text in LATER {
+            assert!(short_with(text, Dictionary::Whole).len() <= 4, "{text}");
+        }
         for text in FREQUENT.into_iter().chain(RARE) {
-            assert!(text.len() > 3 && short(text).len() <= 3, "{text}");
+            assert!(short(text).len() <= 3, "{text}");
+        }
+        for text in FREQUENT.into_iter().chain(RARE).chain(LATER) {
+            assert!(text.len() > 3, "{text}");
             assert!("\"{}[,\\".contains(&text[..1]), "{text}");
             for end in 1..text.len() {
                 short(&text[end..]);
@@ -494,7 +587,7 @@ mod tests {
 
     /// A part of a text: from the dictionary, also without its beginning, an id, or something near them.
     fn part() -> impl Strategy<Value = String> {
-        let words: Vec<&str> = FREQUENT.into_iter().chain(RARE).collect();
+        let words: Vec<&str> = FREQUENT.into_iter().chain(RARE).chain(LATER).collect();
         let ends = (prop::sample::select(words.clone()), any::<usize>());
         prop_oneof![
             prop::sample::select(words).prop_map(str::to_owned),
@@ -518,6 +611,7 @@ mod tests {
         #[test]
         fn a_text_that_begins_like_a_short_one_does_no_harm(codes in "[\u{1}-\u{1f}!-~é]{0,40}") {
             expand(&format!("\u{1}{codes}"));
+            expand(&format!("\u{2}{codes}"));
         }
     }
 
@@ -525,7 +619,7 @@ mod tests {
     fn what_is_no_json_text_on_one_line_stays_as_it_is() {
         let packed = "blobs1:[{\"at\":1}]\n{\"phase\":\"start\"}";
         for text in [packed, "\u{1}x", "{\"phase\":\"start\"}\t", "\u{0}"] {
-            assert_eq!(shorten(text.to_owned()), text);
+            assert_eq!(shorten(text.to_owned(), Dictionary::Whole), text);
         }
     }
 
@@ -557,6 +651,8 @@ mod tests {
             "\u{1}\u{2}short",
             "\u{1}\u{4}",
             "\u{1}\u{4}\u{7f}",
+            "\u{2}\u{4} ",
+            "\u{2}\u{4} ~",
             "\u{1}\n",
             "\u{1}\u{1}",
             "\u{1}\u{3}~~~~~~~~~~",
@@ -568,18 +664,20 @@ mod tests {
 
     #[test]
     fn the_dictionary_is_the_one_of_stored_texts() {
-        let words: Vec<&str> = FREQUENT.into_iter().chain(RARE).collect();
+        // FNV-1a. A changed dictionary makes stored texts unreadable.
+        let digest = |words: &[&str]| {
+            let bytes = words.join("\n").into_bytes();
+            bytes.into_iter().fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+                (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            })
+        };
+        let first: Vec<&str> = FREQUENT.into_iter().chain(RARE).collect();
+        let words: Vec<&str> = first.iter().copied().chain(LATER).collect();
         for word in &words {
             assert!(word.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{word}");
             assert_eq!(words.iter().filter(|other| *other == word).count(), 1, "{word}");
         }
-        // FNV-1a. A changed dictionary makes stored texts unreadable.
-        let digest = words
-            .join("\n")
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
-                (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-            });
-        assert_eq!(format!("{digest:016x}"), "a07eecd16f2c3b05");
+        assert_eq!(format!("{:016x}", digest(&first)), "a07eecd16f2c3b05");
+        assert_eq!(format!("{:016x}", digest(&words)), "6888b623fac0c9b6");
     }
 }

@@ -6,7 +6,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::push_owner;
-use super::checkpoints::{OF_MAIN_AGENTS, OF_SUBAGENTS};
+use super::checkpoints::{LAST_SEQ, OF_MAIN_AGENTS, OF_SUBAGENTS};
 use super::engine::on_engine;
 use super::{DbResult, Tx};
 use crate::domain::id::ThreadId;
@@ -41,9 +41,12 @@ pub async fn changed_threads(tx: &mut Tx<'_>, by: &StoredBy, limit: i64) -> DbRe
 pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
     const BEFORE: &str = "select m.bytes, m.seq from thread_bytes m join threads t on t.thread_id = m.thread_id \
         where m.thread_id = $1 and (t.pruned_at is null or t.pruned_at < m.measured_at)";
-    const CHECKPOINTS: &str = "select cast(coalesce(sum(octet_length(writes) + octet_length(position) \
-        + coalesce(octet_length(shown), 0)), 0) as bigint), coalesce(max(seq), 0) \
-        from checkpoints where thread_id = $1 and seq > $2";
+    const CHECKPOINTS: &str = concatcp!(
+        "select cast(coalesce(sum(octet_length(writes) + octet_length(position) + coalesce(octet_length(shown), 0) \
+         + coalesce(octet_length(next_event), 0)), 0) as bigint), coalesce(max(",
+        LAST_SEQ,
+        "), 0) from checkpoints where thread_id = $1 and seq > $2"
+    );
     const EVENTS: &str = "select cast(coalesce(sum(octet_length(body)), 0) as bigint), coalesce(max(seq), 0) \
         from events where thread_id = $1 and seq > $2";
     // The numbers of interrupts are those of events. In a copy it is the one that follows: it counts when the log has got there.

@@ -13,7 +13,7 @@ use super::state::state_at;
 #[cfg(test)]
 use super::summary::load_summaries;
 use super::summary::{CheckpointSummary, SummaryRow};
-use super::{EntryColumns, Span, cell};
+use super::{EntryColumns, Span, cell, with_parents};
 use crate::db::blobs::{self, StoredText};
 use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::fold::StateFold;
@@ -83,13 +83,14 @@ async fn restore(tx: &mut Tx<'_>, thread: ThreadId, rows: &mut [CheckpointRow]) 
     blobs::restore(tx, thread, texts).await
 }
 
-const SELECT: &str = "select checkpoint_id, lane, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
-    position, created_at, carried_from from checkpoints";
+const SELECT: &str = "select checkpoint_id, lane, seq, segment, {parent} as parent_id, step, source, node, run_id, writes, \
+    shown, position, created_at, carried_from from checkpoints";
 
 /// Returns a checkpoint of a thread without its state, of any lane.
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
     const SQL: &str = concatcp!(SELECT, " where checkpoint_id = $1 and thread_id = $2");
-    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
+    let sql = with_parents!(tx, SQL);
+    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(checkpoint.0)
         .bind(thread.0)
         .fetch_optional(conn)
@@ -117,7 +118,8 @@ pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64)
         SELECT,
         " where thread_id = $1 and lane = $2 and seq > $3 order by seq limit 1"
     );
-    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
+    let sql = with_parents!(tx, SQL);
+    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .bind(LaneColumn(lane))
         .bind(seq)
@@ -261,8 +263,9 @@ pub struct NewestCheckpoint {
 /// SQLite it is read together with other rows.
 pub async fn newest_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterNewest> {
     const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and lane = $2 order by seq desc limit 1");
+    let sql = with_parents!(tx, SQL);
     let rows = tx
-        .statement(SQL)
+        .statement(sql)
         .bind(thread.0)
         .bind(LaneColumn(lane))
         .fetch_later()
@@ -300,11 +303,12 @@ fn chunk_len(rows: &[RowSize]) -> usize {
 }
 
 async fn sizes(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<RowSize>> {
-    const SQL: &str = "select checkpoint_id, parent_id, seq, \
+    const SQL: &str = "select checkpoint_id, {parent} as parent_id, seq, \
         cast(octet_length(writes) + octet_length(position) + (select coalesce(sum(held.chars), 0) from entry_blobs held \
         where held.thread_id = checkpoints.thread_id and held.seq = checkpoints.seq) as bigint) as bytes from checkpoints \
         where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq";
-    select_span(tx, SQL, span).await
+    let sql = with_parents!(tx, SQL);
+    select_span(tx, sql, span).await
 }
 
 async fn rows_between(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<CheckpointRow>> {
@@ -312,7 +316,8 @@ async fn rows_between(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<CheckpointRow
         SELECT,
         " where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq"
     );
-    select_span(tx, SQL, span).await
+    let sql = with_parents!(tx, SQL);
+    select_span(tx, sql, span).await
 }
 
 /// Runs `sql` with the parameters of a span: the thread, the lane, and the first and the last number.

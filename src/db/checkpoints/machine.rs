@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::super::blobs::{self, StoredText};
 use super::super::engine::{LaneColumn, on_engine};
-use super::{DbResult, Head, Tx, cell, find_head, head, load_state};
+use super::{DbResult, Head, Tx, cell, find_head, head, load_state, node_of_stored, with_parents};
 use crate::db::row::from_row;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -85,7 +85,7 @@ from_row! {
 /// Returns the input of a subagent's lane; none if the lane has no checkpoint yet.
 pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Update>> {
     const SQL: &str = "select checkpoint_id, writes from checkpoints \
-        where thread_id = $1 and lane = $2 and node = $3 and source = 'loop' order by seq limit 1";
+        where thread_id = $1 and lane = $2 and node in ($3, '') and source = 'loop' order by seq limit 1";
     let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(LaneColumn(lane))
@@ -100,10 +100,11 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
 pub async fn input_after(tx: &mut Tx<'_>, thread: ThreadId, before: CheckpointId) -> DbResult<Option<Update>> {
     // The step is mostly the next one, so the search by number ends at once.
     const SQL: &str = "select checkpoint_id, writes from checkpoints \
-        where thread_id = $1 and lane = $2 and parent_id = $3 and node = $4 and source = 'loop' \
+        where thread_id = $1 and lane = $2 and node in ($4, '') and source = 'loop' \
         and seq > (select first.seq from checkpoints first where first.thread_id = $1 and first.checkpoint_id = $3) \
-        order by seq limit 1";
-    let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
+        and {parent} = $3 order by seq limit 1";
+    let sql = with_parents!(tx, SQL);
+    let row: Option<InputRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .bind(LaneColumn(Lane::Main))
         .bind(before.0)
@@ -132,17 +133,19 @@ async fn read_input(tx: &mut Tx<'_>, thread: ThreadId, row: Option<InputRow>) ->
 /// Returns the node that took the last step up to a checkpoint of a thread; none if no checkpoint of a step is left. A fork and a
 /// compaction are no steps.
 pub async fn last_node(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<String>> {
-    const SQL: &str = "with recursive way(parent_id, node, is_step) as (\
-        select parent_id, node, source <> 'fork' and node <> $3 from checkpoints \
+    const SQL: &str = "with recursive way(parent, node, is_step) as (\
+        select {parent}, node, source <> 'fork' and node <> $3 from checkpoints \
         where checkpoint_id = $1 and thread_id = $2 \
-        union all select earlier.parent_id, earlier.node, earlier.source <> 'fork' and earlier.node <> $3 \
-        from way join checkpoints earlier on earlier.checkpoint_id = way.parent_id \
-        where earlier.thread_id = $2 and not way.is_step) \
+        union all select {parent}, checkpoints.node, checkpoints.source <> 'fork' and checkpoints.node <> $3 \
+        from way join checkpoints on checkpoints.checkpoint_id = way.parent \
+        where checkpoints.thread_id = $2 and not way.is_step) \
         select node from way where is_step";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+    let sql = with_parents!(tx, SQL);
+    let stored: Option<String> = on_engine!(tx, |conn| query_scalar(sql)
         .bind(checkpoint.0)
         .bind(thread.0)
         .bind(summarization::NODE)
         .fetch_optional(conn)
-        .await)?)
+        .await)?;
+    Ok(stored.map(node_of_stored))
 }

@@ -181,12 +181,17 @@ async fn steps_to(
         };
         let segment = first.segment;
         let seq = first.seq;
+        // Of the steps of a segment, only the first one has a parent in its row for sure.
         last = first.parent_id.map(CheckpointId);
+        let lacks_first = last.is_none() && seq > segment;
         let is_full = rows.len() >= usize::try_from(MAX_STEPS).unwrap_or(usize::MAX);
         base = nearest_state(tx, &rows, |row| row.checkpoint_id).map(|(at, state)| {
             rows.drain(..=at);
             state
         });
+        if base.is_none() && lacks_first && !is_full {
+            return Err(missing_ancestor(id));
+        }
         parts.push(Steps::Read(rows));
         if base.is_none() && is_full {
             let before = Span {
@@ -198,6 +203,8 @@ async fn steps_to(
             let older = older_steps(tx, before).await?;
             if older.is_any {
                 last = older.parent;
+            } else if lacks_first {
+                return Err(missing_ancestor(id));
             }
             base = older.base;
             parts.extend(older.unread.map(Steps::Unread));
@@ -266,11 +273,17 @@ struct OlderSteps {
 async fn older_steps(tx: &mut Tx<'_>, span: Span) -> DbResult<OlderSteps> {
     let mut older = OlderSteps::default();
     let mut left = span;
+    // The oldest step so far, if its row has no parent and is not the first of the segment.
+    let mut without_parent = None;
     loop {
         let mut ids = newest_ids(tx, left).await?;
-        let Some(oldest) = ids.first() else { break };
+        let Some(oldest) = ids.first() else {
+            return without_parent.map_or(Ok(older), |id| Err(missing_ancestor(id)));
+        };
         older.is_any = true;
         older.parent = oldest.parent_id.map(CheckpointId);
+        let lacks_first = older.parent.is_none() && oldest.seq > span.first;
+        without_parent = lacks_first.then_some(CheckpointId(oldest.checkpoint_id));
         left.last = oldest.seq - 1;
         let is_full = ids.len() >= usize::try_from(MAX_STEPS).unwrap_or(usize::MAX);
         older.base = nearest_state(tx, &ids, |row| row.checkpoint_id).map(|(at, state)| {
@@ -289,11 +302,13 @@ async fn older_steps(tx: &mut Tx<'_>, span: Span) -> DbResult<OlderSteps> {
             unread.span.first = oldest.seq;
             unread.count += ids.len();
         }
-        if older.base.is_some() || !is_full {
-            break;
+        if older.base.is_some() {
+            return Ok(older);
+        }
+        if !is_full {
+            return without_parent.map_or(Ok(older), |id| Err(missing_ancestor(id)));
         }
     }
-    Ok(older)
 }
 
 /// Returns the newest of the steps in a part of a lane that belong to the segment with which the part begins, oldest first.

@@ -4,7 +4,7 @@ use const_format::concatcp;
 use sqlx::query_as;
 use uuid::Uuid;
 
-use super::{TABLE, source_of};
+use super::{TABLE, source_of, with_parents};
 use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::json::ColumnRef;
 use crate::db::row::from_row;
@@ -72,7 +72,7 @@ impl TryFrom<&SummaryRow> for CheckpointSummary {
 }
 
 const SELECT_SUMMARY: &str =
-    "select checkpoint_id, seq, segment, parent_id, step, source, run_id, created_at from checkpoints";
+    "select checkpoint_id, seq, segment, {parent} as parent_id, step, source, run_id, created_at from checkpoints";
 
 /// Returns a checkpoint of a lane without its writes.
 pub async fn load_summary(
@@ -85,7 +85,8 @@ pub async fn load_summary(
         SELECT_SUMMARY,
         " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
     );
-    let row: Option<SummaryRow> = on_engine!(tx, |conn| query_as(SQL)
+    let sql = with_parents!(tx, SQL);
+    let row: Option<SummaryRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(id.0)
         .bind(thread.0)
         .bind(LaneColumn(lane))
@@ -109,7 +110,8 @@ pub async fn newest_summary_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane)
         SELECT_SUMMARY,
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
-    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(lane));
+    let sql = with_parents!(tx, SQL);
+    let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(lane));
     statement.fetch_later().await.map(LaterSummary)
 }
 
@@ -133,7 +135,8 @@ pub async fn load_summaries(
         SELECT_SUMMARY,
         " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4"
     );
-    let rows: Vec<SummaryRow> = on_engine!(tx, |conn| query_as(SQL)
+    let sql = with_parents!(tx, SQL);
+    let rows: Vec<SummaryRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .bind(LaneColumn(lane))
         .bind(before)

@@ -14,12 +14,12 @@ use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
 /// Assignments that save the status and the usage of a subagent's run before run `$2` of the main agent changes them, for
-/// [`restore_children`].
+/// [`restore_children`]. The row of a main agent's run keeps what it has: on SQLite it does not name its root.
 pub(super) const SAVE: &str = "\
-    before = case when root_id <> $2 and touched_by is distinct from $2 then status else before end, \
-    usage_before = case when root_id <> $2 and touched_by is distinct from $2 then coalesce(usage, '{}') \
+    before = case when depth > 0 and root_id <> $2 and touched_by is distinct from $2 then status else before end, \
+    usage_before = case when depth > 0 and root_id <> $2 and touched_by is distinct from $2 then coalesce(usage, '{}') \
     else usage_before end, \
-    touched_by = case when root_id <> $2 then $2 else touched_by end";
+    touched_by = case when depth > 0 and root_id <> $2 then $2 else touched_by end";
 
 /// The changes to the row of a subagent's run that go with a write for the run.
 #[derive(Debug, Clone, Copy)]

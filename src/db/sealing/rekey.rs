@@ -188,6 +188,7 @@ static TABLES: [SealedTable; 15] = [
                 bound_to: "position",
                 ..text("before")
             },
+            text("next_event"),
         ],
         tenant: str_replace!(TENANT_OF_THREAD, "{table}", "checkpoints"),
         id: last,

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use sqlx::query_scalar;
+use sqlx::{query, query_scalar};
 
 use super::copies::copy_for;
 use super::{Db, on_both, read, run_at, saying, stored_thread, texts, write};
@@ -27,11 +27,15 @@ on_both!(
     the_checkpoint_from_which_a_step_was_carried_on_is_stored,
     lanes_are_separate,
     states_are_cached,
+    parents_are_known_whether_they_are_stored_or_not,
+    a_segment_without_its_first_step_has_no_state,
+    the_parent_of_a_step_after_a_deleted_run_is_the_step_before_it,
     a_machine_is_in_memory_if_its_state_is_cached,
     a_checkpoint_needs_its_parent_and_a_free_number,
     many_checkpoints_are_stored_in_batches,
     the_log_has_steps_and_events_in_order,
     a_start_that_an_input_follows_is_in_the_log,
+    an_event_behind_its_step_is_in_the_log,
     a_start_without_a_row_goes_with_the_history_before_its_input,
     a_start_that_its_input_does_not_tell_has_a_row,
     the_checkpoints_of_a_run_are_deleted,
@@ -468,6 +472,85 @@ async fn states_are_cached(db: Db) {
     assert!(format!("{:?}", db.states()).contains("entries: 512"));
 }
 
+async fn parents_are_known_whether_they_are_stored_or_not(db: Db) {
+    const STORED: &str = "select count(parent_id) from checkpoints where thread_id = $1";
+    let thread = stored_thread(&db).await;
+    let a = saying("a", None, -1);
+    let b = saying("b", Some(a.id), 0);
+    let fork = saying("fork", Some(a.id), 0);
+    // Behind a step of another segment.
+    let c = saying("c", Some(b.id), 1);
+    for (seq, entry) in (1..).zip([&a, &b, &fork, &c]) {
+        add(&db, thread, seq, entry).await;
+    }
+    let stored: i64 = read!(db, |tx| async {
+        Ok::<_, DbError>(on_engine!(tx, |conn| query_scalar(STORED)
+            .bind(thread.0)
+            .fetch_one(conn)
+            .await)?)
+    });
+    let expected = match db.engine() {
+        Engine::Sqlite => 1,
+        Engine::Postgres => 3,
+    };
+    assert_eq!(stored, expected);
+    for entry in [&a, &b, &fork, &c] {
+        let id = entry.id;
+        let head = read!(db, |tx| checkpoints::find_head(tx, thread, id));
+        assert_eq!(head.expect("the checkpoint").parent, entry.parent);
+        let summary = read!(db, |tx| checkpoints::load_summary(tx, thread, Lane::Main, id));
+        assert_eq!(summary.expect("the checkpoint").parent, entry.parent);
+    }
+    let log = read!(db, |tx| events::read(tx, thread, 0, 9));
+    let entries = [&a, &b, &fork, &c].map(|entry| Logged::Entry(entry.clone()));
+    assert_eq!(log.into_iter().map(|logged| logged.what).collect::<Vec<_>>(), entries);
+    write!(db, |tx| lose_first(tx, thread));
+    assert!(has_no_state(&db, thread, c.id).await);
+}
+
+/// Deletes the first step of a thread.
+async fn lose_first(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
+    const SQL: &str = "delete from checkpoints where thread_id = $1 and seq = 1";
+    on_engine!(tx, |conn| query(SQL).bind(thread.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// Returns whether the state at a checkpoint cannot be read from the database.
+async fn has_no_state(db: &Db, thread: ThreadId, id: CheckpointId) -> bool {
+    db.states().clear();
+    let read = db.read(move |tx| Box::pin(state_at(tx, thread, id))).await;
+    read.is_err_and(|error| error.is_corrupt())
+}
+
+async fn a_segment_without_its_first_step_has_no_state(db: Db) {
+    // At most 256 steps are read at once.
+    for count in [2, 256, 257, 258, 513, 600] {
+        let thread = stored_thread(&db).await;
+        let ids = add_many(&db, thread, 1, None, count).await;
+        write!(db, |tx| lose_first(tx, thread));
+        let last = ids.last().copied().expect("a checkpoint");
+        assert!(has_no_state(&db, thread, last).await, "{count}");
+        db.states().put(ids[1], Arc::default());
+        let state = read!(db, |tx| state_at(tx, thread, last));
+        assert_eq!(texts(&state).len(), ids.len() - 2, "{count}");
+    }
+}
+
+async fn the_parent_of_a_step_after_a_deleted_run_is_the_step_before_it(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = RunId::mint();
+    let a = saying("a", None, -1);
+    let undone = saying("undone", Some(a.id), 0);
+    let b = saying("b", Some(a.id), 0);
+    add(&db, thread, 1, &a).await;
+    write!(db, |tx| insert_step_of(tx, thread, Some(run), 2, undone));
+    write!(db, |tx| checkpoints::delete_of_run(tx, thread, run));
+    assert_eq!(add(&db, thread, 3, &b).await, 1, "the segment goes on");
+    let head = read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).expect("a checkpoint");
+    assert_eq!((head.id, head.parent), (b.id, Some(a.id)));
+    assert_eq!(texts_at(&db, thread, b.id).await, ["a", "b"]);
+}
+
 async fn a_checkpoint_needs_its_parent_and_a_free_number(db: Db) {
     let thread = stored_thread(&db).await;
     let orphan = saying("a", Some(CheckpointId::mint()), 0);
@@ -675,6 +758,85 @@ async fn a_start_that_an_input_follows_is_in_the_log(db: Db) {
     );
     write!(db, |tx| checkpoints::delete_of_run(tx, thread, run));
     assert_eq!(read!(db, |tx| events::bounds(tx, thread)), Some((1, 1)));
+}
+
+/// Stores a step as the first entry of a log, and these events behind it.
+async fn store_step(db: &Db, thread: ThreadId, run: RunId, facts: Vec<Fact>) -> Entry {
+    let step = saying("a", None, -1);
+    let entry = step.clone();
+    write!(db, |tx| async {
+        let at = Timestamp(5);
+        let lane = Lane::Main;
+        let placed = NewCheckpoint {
+            thread,
+            lane,
+            seq: 1,
+            segment: None,
+            run: Some(run),
+            entry: &entry,
+            position: &Position::default(),
+            at,
+        };
+        let events = (2..).zip(&facts).map(|(seq, fact)| NewEvent {
+            thread,
+            seq,
+            run,
+            lane,
+            fact,
+            at,
+        });
+        events::insert_with_steps(tx, &[placed], &events.collect::<Vec<_>>()).await
+    });
+    step
+}
+
+async fn an_event_behind_its_step_is_in_the_log(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = RunId::mint();
+    let step = store_step(&db, thread, run, vec![Fact::Paused, Fact::Undone]).await;
+    let rows = match db.engine() {
+        Engine::Sqlite => 1,
+        Engine::Postgres => 2,
+    };
+    assert_eq!(read!(db, |tx| event_rows(tx, thread)), rows);
+    let log = read!(db, |tx| events::read(tx, thread, 0, 10));
+    let logged = |seq, what| LoggedEvent {
+        seq,
+        run: Some(run),
+        lane: Lane::Main,
+        at: Timestamp(5),
+        what,
+    };
+    let expected = [
+        logged(1, Logged::Entry(step)),
+        logged(2, Logged::Fact(Fact::Paused)),
+        logged(3, Logged::Fact(Fact::Undone)),
+    ];
+    assert_eq!(log, expected);
+    for (after, limit, page) in [
+        (0, 1, vec![1]),
+        (0, 2, vec![1, 2]),
+        (1, 1, vec![2]),
+        (1, 2, vec![2, 3]),
+        (2, 1, vec![3]),
+        (3, 9, vec![]),
+    ] {
+        let found = read!(db, |tx| events::read(tx, thread, after, limit));
+        let found: Vec<i64> = found.iter().map(|event| event.seq).collect();
+        assert_eq!(found, page, "{limit} after {after}");
+    }
+    for (seq, is_there) in [(0, false), (1, true), (2, true), (3, true), (4, false)] {
+        assert_eq!(read!(db, |tx| events::is_stored(tx, thread, seq)), is_there, "{seq}");
+    }
+    let other = stored_thread(&db).await;
+    store_step(&db, other, run, vec![Fact::Paused]).await;
+    assert_eq!(read!(db, |tx| events::bounds(tx, other)), Some((1, 2)));
+    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, other)), 2);
+    for (seq, is_there) in [(2, true), (3, false)] {
+        assert_eq!(read!(db, |tx| events::is_stored(tx, other, seq)), is_there, "{seq}");
+    }
+    write!(db, |tx| checkpoints::delete_of_run(tx, other, run));
+    assert_eq!(read!(db, |tx| events::bounds(tx, other)), None);
 }
 
 async fn a_start_without_a_row_goes_with_the_history_before_its_input(db: Db) {

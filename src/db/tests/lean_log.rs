@@ -18,9 +18,9 @@ const FORMER: &str = "\
     create index checkpoints_by_lane on checkpoints (thread_id, lane, seq); \
     update checkpoints set lane = zeroblob(16) where lane = x''; \
     update events set lane = zeroblob(16) where lane = x''; \
-    delete from _sqlx_migrations where description in ('lean log', 'former log')";
+    delete from _sqlx_migrations where description in ('lean log', 'former log', 'short rows')";
 /// The statement that makes the database look as if a server had ended after the tables changed places.
-const NOT_RECORDED: &str = "delete from _sqlx_migrations where description in ('lean log', 'former log')";
+const NOT_RECORDED: &str = "delete from _sqlx_migrations where description in ('lean log', 'former log', 'short rows')";
 
 /// Stores steps of a main agent and of a subagent on a thread, and another event.
 async fn fill(db: &Db, thread: ThreadId, child: RunId) {

@@ -87,6 +87,7 @@ fn waiting(asked: Interrupt) -> Position {
 async fn copies(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
     const SQL: &str = "select count(*) from (select position as found from checkpoints where thread_id = $1 \
         union all select before from checkpoints where thread_id = $1 \
+        union all select next_event from checkpoints where thread_id = $1 \
         union all select body from events where thread_id = $1 \
         union all select interrupt from interrupts where thread_id = $1 \
         union all select before from interrupts where thread_id = $1) texts where found like '%what is the question%'";

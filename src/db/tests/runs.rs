@@ -877,7 +877,10 @@ async fn an_undone_run_leaves_the_subagents_of_earlier_runs_as_it_found_them(db:
         assert_eq!(read!(db, |tx| runs::usage(tx, child)), between);
         write!(db, |tx| runs::set_usage(tx, child, &after, main));
     }
+    write!(db, |tx| runs::set_usage(tx, main, &before, main));
+    write!(db, |tx| runs::set_usage(tx, main, &after, main));
     write!(db, |tx| runs::restore_children(tx, main));
+    assert_eq!(read!(db, |tx| runs::usage(tx, main)), after, "it is no subagent's");
     let kept = read!(db, |tx| runs::get_by_id(tx, waits)).expect("the run that waits");
     assert_eq!(kept.status, RunStatus::Interrupted);
     assert_eq!(read!(db, |tx| runs::usage(tx, waits)), before);

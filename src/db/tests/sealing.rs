@@ -17,7 +17,7 @@ use super::{Refusal, end_run, master_keys, object, open_with, read, run_at, sayi
 use crate::db::checkpoints::NewCheckpoint;
 use crate::db::engine::{Conn, on_engine};
 use crate::db::erasure::{DataSubject, ErasedRows, ErasureRequest};
-use crate::db::events::NewEvent;
+use crate::db::events::{Logged, NewEvent};
 use crate::db::items::{self, VectorQuery, VectorSearch, nearest};
 use crate::db::{
     Db, DbError, DbResult, MasterKeys, RekeyTarget, Tx, assistants, checkpoints, crons, definitions, deliveries,
@@ -192,7 +192,16 @@ async fn store(db: &Db, owner: Ownership, text: &'static str) -> Belongings {
             entry: &pictured,
             ..placed
         };
-        checkpoints::insert(tx, &pictured).await?;
+        let said = Fact::Custom { value: json!(text) };
+        let behind = NewEvent {
+            thread: thread.id,
+            seq: 4,
+            run: run.id,
+            lane: Lane::Main,
+            fact: &said,
+            at: Timestamp(3),
+        };
+        events::insert_with_steps(tx, &[pictured], &[behind]).await?;
         checkpoints::set_position(tx, thread.id, entry.id, &position, RunId::mint()).await?;
         let fact = Fact::BrokenOff {
             message: Box::new(Message::ai(text)),
@@ -302,6 +311,8 @@ async fn check(db: &Db, made: &Belongings, text: &'static str) {
     assert_eq!(state.messages.recent(), picture.writes[0].messages);
     let log = read!(db, |tx| events::read(tx, id, 0, 10));
     assert!(format!("{log:?}").matches(text).count() >= 2, "{log:?}");
+    let said = Logged::Fact(Fact::Custom { value: json!(text) });
+    assert!(log.last().is_some_and(|last| last.what == said), "{log:?}");
     let asked = read!(db, |tx| interrupts::of_thread(tx, id, None));
     assert_eq!(asked[0].interrupt.question.value, json!(text));
     assert_eq!(asked[0].resolution, Some(json!(text)));

@@ -118,6 +118,8 @@ async fn check(db: &Db, stored: &Run) {
     let run = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
     assert_eq!(run.request, stored.request);
     assert_eq!(run.metadata, stored.metadata);
+    assert_eq!(run.assistant, stored.assistant);
+    assert_eq!(run.lineage, stored.lineage);
     assert_eq!(read!(db, |tx| runs::usage(tx, id)), usage());
     let log = read!(db, |tx| events::read(tx, thread, 0, 9));
     let Logged::Entry(entry) = &log[0].what else {
@@ -170,17 +172,41 @@ async fn the_metadata_of_a_run_are_read_as_they_were_given(db: Db) {
             json!({"a": 1}),
             json!({"a": 1, "assistant_id": assistant}),
             json!({"assistant_id": "another", "a": 1}),
+            json!({"graph_id": "agent", "a": 1}),
+            json!({"created_by": "system", "graph_id": "agent", "a": 1, "assistant_id": assistant}),
+            json!({"created_by": "system", "graph_id": "another"}),
+            json!({"created_by": "me", "graph_id": "agent"}),
+            json!({"created_by": "system"}),
         ];
-        for metadata in all {
-            let run = Run {
+        let agent = AssignedAgent {
+            graph_id: "agent".to_owned(),
+            version: 1,
+            definition: None,
+        };
+        let with_agent = all.clone().map(|metadata| (metadata, Some(agent.clone())));
+        let other = AssignedAgent {
+            graph_id: "another".to_owned(),
+            ..agent.clone()
+        };
+        let with_other = all.clone().map(|metadata| (metadata, Some(other.clone())));
+        for (metadata, agent) in all
+            .map(|metadata| (metadata, None))
+            .into_iter()
+            .chain(with_agent)
+            .chain(with_other)
+        {
+            let mut run = Run {
                 metadata: object(metadata),
                 ..run_at(thread, 2)
             };
+            run.request.agent = agent;
             let given = run.metadata.clone();
             let id = run.id;
+            let assistant = run.assistant;
             write!(db, |tx| runs::insert(tx, &run, None));
             let found = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
             assert_eq!(found.metadata, given);
+            assert_eq!(found.assistant, assistant);
         }
     }
 }

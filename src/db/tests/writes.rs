@@ -7,7 +7,7 @@ use sqlx::{Connection, SqliteConnection, query_scalar, raw_sql};
 use tokio::sync::Semaphore;
 
 use super::runs::claimed_run;
-use super::{Db, Refusal, on_both, read, run_at, stored_thread, thread_at, write};
+use super::{Db, Refusal, on_both, read, run_at, saying, stored_thread, thread_at, write};
 use crate::db::engine::on_engine;
 use crate::db::runs::{self, EndOfRun, LeaseHolder, RunRowUpdate};
 use crate::db::threads::ThreadChange;
@@ -16,6 +16,7 @@ use crate::domain::access::AccessScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::machine::Position;
 use crate::domain::run::RunStatus;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -390,6 +391,46 @@ async fn a_run_that_begins_at_once_enters_one_index_of_runs_at_work_and_none_of_
         assert_eq!(pages_of(folder, ends).await, 2);
         db.close().await;
     }))
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_with_the_event_behind_it_writes_its_row_and_two_indexes() {
+    super::on_server(async {
+        let directory = tempfile::tempdir().expect("a directory");
+        let folder = directory.path();
+        let db = super::open(&format!("sqlite://{}/a.db", folder.display())).await;
+        let thread = stored_thread(&db).await;
+        let run = RunId::mint();
+        let step = saying("a", None, -1);
+        let writes = async {
+            write!(db, |tx| async {
+                let lane = Lane::Main;
+                let at = Timestamp(2);
+                let placed = checkpoints::NewCheckpoint {
+                    thread,
+                    lane,
+                    seq: 1,
+                    segment: None,
+                    run: Some(run),
+                    entry: &step,
+                    position: &Position::default(),
+                    at,
+                };
+                let event = events::NewEvent {
+                    thread,
+                    seq: 2,
+                    run,
+                    lane,
+                    fact: &Fact::Paused,
+                    at,
+                };
+                events::insert_with_steps(tx, &[placed], &[event]).await
+            });
+        };
+        assert_eq!(pages_of(folder, writes).await, 3);
+        db.close().await;
+    })
     .await;
 }
 

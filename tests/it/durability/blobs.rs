@@ -48,8 +48,8 @@ async fn blobs(server: &TestServer) -> i64 {
 
 /// Returns the number of bytes of the log and the requests.
 async fn bytes_of_texts(server: &TestServer) -> i64 {
-    let sql = "select cast((select sum(octet_length(writes) + octet_length(position)) from checkpoints) \
-        + (select coalesce(sum(octet_length(body)), 0) from events) \
+    let sql = "select cast((select sum(octet_length(writes) + octet_length(position) + coalesce(octet_length(next_event), 0)) \
+        from checkpoints) + (select coalesce(sum(octet_length(body)), 0) from events) \
         + (select sum(octet_length(request)) from runs) as bigint)";
     server.number_in_database(sql).await
 }

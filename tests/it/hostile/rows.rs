@@ -151,8 +151,8 @@ async fn poison_with(beside: &mut Beside, column: &Column, kind: Poison) -> u64 
     }
     let cast = if column.is_jsonb() { "::jsonb" } else { "" };
     let value = format!("'{}'{cast}", kind.text());
-    // Texts in the short form begin with a control character.
-    let begins = ["{", "[", "\u{1}"].map(|begin| format!("cast({name} as text) like '{begin}%'"));
+    // Texts in a short form begin with a control character.
+    let begins = ["{", "[", "\u{1}", "\u{2}"].map(|begin| format!("cast({name} as text) like '{begin}%'"));
     let holds = format!("({})", begins.join(" or "));
     beside
         .execute(format!("update {table} set {name} = {value} where {holds}{own}"))

@@ -45,7 +45,7 @@ impl TestServer {
     pub(crate) async fn occurrences_in_database(&self, text: &str) -> i64 {
         let sql = format!(
             "select cast(coalesce(sum(length(found) - length(replace(found, '{text}', ''))), 0) / {} as bigint) from (\
-             select writes || position || coalesce(before, '') as found from checkpoints \
+             select writes || position || coalesce(before, '') || coalesce(next_event, '') as found from checkpoints \
              union all select body from events \
              union all select interrupt || coalesce(resolution, '') || coalesce(before, '') from interrupts \
              union all select request || cast(metadata as text) || coalesce(error, '') from runs) texts",
