@@ -65,6 +65,8 @@ pub(in crate::db) struct PostgresBatch {
     count: usize,
     /// The statements that the batch prepares, in their order.
     preparations: Vec<Preparation>,
+    /// The texts of the statements without their values, if statements are logged.
+    logged: Vec<Cow<'static, str>>,
 }
 
 /// A statement that a batch prepares.
@@ -155,6 +157,9 @@ impl Batch for PostgresBatch {
         self.begin_statement();
         self.text.push_str(statements.text());
         self.count += statements.count() - 1;
+        if are_statements_logged() {
+            self.logged.push(statements.text().to_owned().into());
+        }
     }
 }
 
@@ -179,6 +184,9 @@ impl Session for PostgresSession<'_> {
     }
 
     fn push(&mut self, batch: &mut PostgresBatch, sql: Cow<'static, str>, values: PostgresValues) {
+        if are_statements_logged() {
+            batch.logged.push(sql.clone());
+        }
         match &mut self.batching {
             Batching::Prepared(prepared) => {
                 let name = batch.prepare(prepared, sql, &values);
@@ -200,6 +208,9 @@ impl Session for PostgresSession<'_> {
     fn send(&mut self, opening: PlainStatements, batch: PostgresBatch) -> StatementSteps<'_, Postgres> {
         let mut ended = 0;
         let openings = opening.count();
+        if are_statements_logged() {
+            log_statements(&opening.clone().before(&batch.logged.join("; ")));
+        }
         let text = opening.before(&batch.text);
         let mut preparations = batch.preparations.into_iter().peekable();
         let Self {
@@ -321,7 +332,9 @@ struct PreparedOnRequest<E> {
 
 impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for PreparedOnRequest<E> {
     fn sql(self) -> SqlStr {
-        self.query.sql()
+        let sql = self.query.sql();
+        log_statements(sql.as_str());
+        sql
     }
 
     fn statement(&self) -> Option<&PgStatement> {
@@ -335,6 +348,16 @@ impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for PreparedOnRequest<E
     fn persistent(&self) -> bool {
         self.prepares && self.query.persistent()
     }
+}
+
+/// Returns whether statements are logged.
+fn are_statements_logged() -> bool {
+    tracing::enabled!(target: "sqlx::query", tracing::Level::DEBUG)
+}
+
+/// Logs a text with statements. The driver would log their values, too.
+fn log_statements(text: &str) {
+    tracing::debug!(target: "sqlx::query", db.statement = text);
 }
 
 impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
