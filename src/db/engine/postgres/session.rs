@@ -357,7 +357,7 @@ fn are_statements_logged() -> bool {
 
 /// Logs a text with statements. The driver would log their values, too.
 fn log_statements(text: &str) {
-    tracing::debug!(target: "sqlx::query", db.statement = text);
+    tracing::debug!(target: "sqlx::query", { db.statement = text }, "statements were sent");
 }
 
 impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
