@@ -189,7 +189,8 @@ async fn forward(client_stream: UnixStream, state: &ProxyState) {
                 let Ok(length @ 1..) = read else { return };
                 let bytes = &request_bytes[..length];
                 is_marked |= bytes.windows(state.mark.len()).any(|words| words == state.mark);
-                let is_commit = bytes.windows(6).any(|word| word == b"COMMIT");
+                // The end of a message, which may have other statements before it.
+                let is_commit = bytes.windows(7).any(|word| word.eq_ignore_ascii_case(b"commit\0"));
                 let commits = match is_commit {
                     true => state.commits.borrow().of_transaction(is_marked),
                     false => Commits::Arrive,
