@@ -351,19 +351,18 @@ fn read_chunk(frame: &str) -> Option<Value> {
     (is_chunk && chunk.get("choices").is_some()).then_some(chunk)
 }
 
-/// The names by which providers count the tokens that were read from a cache, beside `cached_tokens` of the details.
-const READ: &[&str] = &[
-    "/cache_read_input_tokens",
-    "/cached_tokens",
-    "/num_cached_tokens",
-    "/prompt_cache_hit_tokens",
+/// The object in the usage of a chunk that has the counts of cached tokens.
+const DETAILS: &str = "prompt_tokens_details";
+/// The places at which providers count the tokens that were read from a cache, beside `cached_tokens` of the details.
+const READ: &[&[&str]] = &[
+    &["cache_read_input_tokens"],
+    &["cached_tokens"],
+    &["num_cached_tokens"],
+    &["prompt_cache_hit_tokens"],
 ];
-/// The names by which providers count the tokens that were written to a cache, beside `cache_write_tokens` of the
+/// The places at which providers count the tokens that were written to a cache, beside `cache_write_tokens` of the
 /// details.
-const WRITTEN: &[&str] = &[
-    "/cache_creation_input_tokens",
-    "/prompt_tokens_details/cache_creation_tokens",
-];
+const WRITTEN: &[&[&str]] = &[&["cache_creation_input_tokens"], &[DETAILS, "cache_creation_tokens"]];
 
 /// Gives the counts of cached tokens in the usage of a chunk the names that the decoder of rig-core knows.
 fn name_cached_tokens(chunk: &mut Value) {
@@ -371,20 +370,22 @@ fn name_cached_tokens(chunk: &mut Value) {
         return;
     };
     for (known, others) in [("cached_tokens", READ), ("cache_write_tokens", WRITTEN)] {
-        let count = |pointer: &str| usage.pointer(pointer).and_then(Value::as_u64);
-        let other = others.iter().filter_map(|pointer| count(pointer)).max();
+        let other = others.iter().filter_map(|place| count_at(usage, place)).max();
         let other = other.filter(|count| *count > 0);
-        let stated = usage["prompt_tokens_details"][known]
-            .as_u64()
-            .filter(|count| *count > 0);
-        let Some(other) = other.filter(|_| stated.is_none()) else {
+        let Some(other) = other.filter(|_| count_at(usage, &[DETAILS, known]).is_none_or(|count| count == 0)) else {
             continue;
         };
-        if !usage["prompt_tokens_details"].is_object() {
-            usage["prompt_tokens_details"] = json!({});
+        if !usage[DETAILS].is_object() {
+            usage[DETAILS] = json!({});
         }
-        usage["prompt_tokens_details"][known] = other.into();
+        usage[DETAILS][known] = other.into();
     }
+}
+
+/// Returns the count at a place of the usage.
+fn count_at(usage: &Value, place: &[&str]) -> Option<u64> {
+    let count = place.iter().try_fold(usage, |value, name| value.get(*name))?;
+    count.as_u64()
 }
 
 #[cfg(test)]
