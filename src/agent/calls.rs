@@ -115,7 +115,7 @@ impl Loop<'_> {
 
     fn start_call<'a>(&'a self, job: PreparedCall, state: &Arc<State>) -> BoxFuture<'a, (usize, CallResult)> {
         let state = Arc::clone(state);
-        async move { (job.at, CallResult::Returned(self.make_in_span(job, &state).await)) }.boxed()
+        Box::pin(async move { (job.at, CallResult::Returned(self.make_in_span(job, &state).await)) })
     }
 
     /// Prepares a call: answers it at once, asks about it, or returns it to be run.
@@ -289,7 +289,7 @@ impl Loop<'_> {
     pub(super) async fn make(&self, job: PreparedCall, state: &State) -> Result<CallOutcome, Halt> {
         let scope = &job.scope;
         let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
-            async move { self.call_tool(scope, state, &call).await }.boxed()
+            Box::pin(async move { self.call_tool(scope, state, &call).await })
         };
         let tool = self.agent.tool(&job.call.name);
         let repeats = tool
@@ -458,7 +458,7 @@ impl Loop<'_> {
             if !delegations.is_empty() {
                 let calls: Vec<usize> = delegations.iter().map(|(at, _)| *at).collect();
                 let delegations = std::mem::take(&mut delegations);
-                let admitted = self.delegate_all(machine, pending, delegations).boxed();
+                let admitted = Box::pin(self.delegate_all(machine, pending, delegations));
                 let started = beside(&mut running, &mut ready, admitted).await?;
                 running.extend(started);
                 for at in calls {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
-use futures::future::{BoxFuture, FutureExt};
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::answer::AnswerStream;
@@ -301,7 +301,7 @@ impl Loop<'_> {
         let broken_answers = Mutex::default();
         let broken = &broken_answers;
         let ask = |request: ModelRequest| -> BoxFuture<'_, Result<ModelAnswer, Halt>> {
-            self.ask_models(own, request, step, broken).boxed()
+            Box::pin(self.ask_models(own, request, step, broken))
         };
         let next = NextModel {
             rest: &own.stack,
