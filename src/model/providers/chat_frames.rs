@@ -173,17 +173,6 @@ impl TextPiece {
             PieceText::Unescaped(text) => text,
         }
     }
-
-    /// Returns the chunk, as far as the decoder of rig-core reads it.
-    fn to_chunk(&self) -> Value {
-        let mut chunk = json!({"choices": [{"delta": {"content": self.text()}}]});
-        for (name, stated) in [("id", &self.id), ("model", &self.model)] {
-            if let Some(stated) = stated {
-                chunk[name] = json!(stated);
-            }
-        }
-        chunk
-    }
 }
 
 impl<D> ChunkDecoder<D> {
@@ -243,6 +232,23 @@ impl<D> ChunkDecoder<D> {
             self.model = Some(model.to_owned());
         }
     }
+
+    /// Returns a chunk with a piece of text, as far as the decoder of rig-core reads it.
+    fn chunk_of(&self, text: &str) -> Value {
+        json!({"id": self.id, "model": self.model, "choices": [{"delta": {"content": text}}]})
+    }
+
+    /// Lets a chunk state what is known about the answer, since the decoder of rig-core does not get all chunks.
+    fn complete(&self, chunk: &mut Value) {
+        let Some(fields) = chunk.as_object_mut() else {
+            return;
+        };
+        for (name, known) in [("id", &self.id), ("model", &self.model)] {
+            if let Some(known) = known {
+                fields.entry(name).or_insert_with(|| json!(known));
+            }
+        }
+    }
 }
 
 /// Returns what a chunk states, unless it is known.
@@ -273,14 +279,18 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
             ReadFrame::Text(piece) => {
                 self.call = None;
                 let index = self.text.index(&mut out);
-                let flow = match index.filter(|_| piece.id.is_none() && piece.model.is_none()) {
-                    Some(index) => out.push(index, piece.text()).map(|()| Flow::More),
-                    None => {
+                let has_news = piece.id.is_some() || piece.model.is_some();
+                self.learn(piece.id.as_deref(), piece.model.as_deref());
+                let flow = match index {
+                    Some(index) if !has_news => out.push(index, piece.text()).map(|()| Flow::More),
+                    // Most answers begin like this. It opens no text.
+                    None if piece.text().is_empty() => Ok(Flow::More),
+                    Some(_) | None => {
                         if index.is_none() {
                             self.text = OpenText::After(out.fresh_index());
                         }
-                        self.learn(piece.id.as_deref(), piece.model.as_deref());
-                        self.chat.decode(ChatEvent::Chunk(piece.to_chunk()), out)
+                        let chunk = self.chunk_of(piece.text());
+                        self.chat.decode(ChatEvent::Chunk(chunk), out)
                     }
                 };
                 self.last = match piece.text {
@@ -307,6 +317,7 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
                     name_cached_tokens(chunk);
                     let stated = |name: &str| chunk.get(name).and_then(Value::as_str);
                     self.learn(stated("id"), stated("model"));
+                    self.complete(chunk);
                 }
                 self.chat.decode(event, out)
             }
@@ -577,6 +588,14 @@ mod tests {
         for other in [frame("c").replace("null", "1"), frame("c") + " ", String::new()] {
             assert_eq!(last.find_text(&other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_chunk_states_what_is_known_about_the_answer() {
+        let decoder = decoder("c", "m");
+        let mut chunk = json!({"model": "n", "choices": []});
+        decoder.complete(&mut chunk);
+        assert_eq!(chunk, json!({"id": "c", "model": "n", "choices": []}));
     }
 
     #[test]
