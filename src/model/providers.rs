@@ -35,6 +35,7 @@ mod chat_frames;
 mod chat_markers;
 pub(super) mod content;
 mod embedding;
+mod encoded_requests;
 mod errors;
 mod file_names;
 mod lean_wire;

@@ -18,6 +18,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use super::encoded_requests::EncodedRequests;
 use super::lean_wire::LeanWire;
 
 /// The decoder of rig-core.
@@ -28,9 +29,22 @@ type ChatEvent<'id> = <ChatDecoder<'id> as Decoder<'id, Completion>>::Event;
 /// The `object` of a chunk of an answer.
 const CHUNK: &str = "chat.completion.chunk";
 
-/// The wire format, with frames that are parsed once.
+/// The wire format, with frames that are parsed once, and requests that are encoded once.
 #[derive(Clone)]
-pub(super) struct SingleParse(pub(super) LeanWire<Chat>);
+pub(super) struct SingleParse {
+    wire: LeanWire<Chat>,
+    encoded: EncodedRequests,
+}
+
+impl SingleParse {
+    /// Creates it around a wire format.
+    pub(super) fn new(wire: LeanWire<Chat>) -> Self {
+        Self {
+            wire,
+            encoded: EncodedRequests::default(),
+        }
+    }
+}
 
 impl Wire for SingleParse {
     type Op = Completion;
@@ -40,16 +54,17 @@ impl Wire for SingleParse {
     type Reassembler = <LeanWire<Chat> as Wire>::Reassembler;
 
     fn describe(&self) -> Descriptor<'_> {
-        self.0.describe()
+        self.wire.describe()
     }
 
     fn encode(&self, request: CompletionRequest, mode: Mode) -> Result<Encoded, EncodeError> {
-        self.0.encode(request, mode)
+        self.encoded
+            .encode(request, mode, |request| self.wire.encode(request, mode))
     }
 
     fn decoder<'id>(&self) -> Self::Decoder<'id> {
         ChunkDecoder {
-            chat: self.0.decoder(),
+            chat: self.wire.decoder(),
             id: None,
             model: None,
             text: OpenText::Unknown,
@@ -59,7 +74,7 @@ impl Wire for SingleParse {
     }
 
     fn reassembler(&self) -> Self::Reassembler {
-        self.0.reassembler()
+        self.wire.reassembler()
     }
 }
 
