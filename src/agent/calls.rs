@@ -160,9 +160,10 @@ impl Loop<'_> {
         }
         let call = self.apply_approvals(machine, pending, at, call, remembered)?;
         let answers = machine.answers_to(&InterruptSource::Call(call.id.clone()));
+        let task = machine.call_task(at);
         let scope = Scope {
-            task: Some(machine.call_task(at)),
-            files: self.scope.files.of_call(machine.call_task(at), &self.scope.agent),
+            task: Some(task),
+            files: self.scope.files.of_call(task, &self.scope.agent),
             delegations: machine.delegations(at).into(),
             ..self.scope.answered(answers)
         };

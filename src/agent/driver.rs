@@ -123,6 +123,10 @@ impl Loop<'_> {
         let Some(own) = self.agent.model_loop() else {
             return Ok(());
         };
+        if !own.toolbox.has_sources() {
+            let is_stopped = self.scope.stop.is_cancelled() || self.leave.is_cancelled();
+            return if is_stopped { Err(Halt::Stopped) } else { Ok(()) };
+        }
         let ready = self.scope.stop.run_until_cancelled(own.toolbox.ready());
         // On shutdown the next process waits for them.
         let ready = self.leave.run_until_cancelled(ready);
