@@ -257,7 +257,7 @@ impl Loop<'_> {
         begin.sort_unstable();
         let calls: Vec<(usize, String)> = begin
             .into_iter()
-            .filter_map(|at| Some((at, machine.call(at)?.id)))
+            .filter_map(|at| Some((at, machine.call_id(at)?.to_owned())))
             .collect();
         if !calls.is_empty() {
             pending.push(PendingWrite::Fact(Fact::Calling {
@@ -544,15 +544,16 @@ impl Loop<'_> {
     /// Publishes the answer of one of several calls. The answer that completes the step is published by the step's
     /// checkpoint. That of a call that is no longer in the conversation is not published.
     fn publish_answer(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize, last: bool) {
-        let Some(CallStatus::Answered(answer)) = machine.call_status(at).cloned() else {
+        let Some(CallStatus::Answered(answer)) = machine.call_status(at) else {
             return;
         };
         let Some(head) = machine.head else {
             return;
         };
-        if answer.is_logged || machine.call(at).is_none() || last && machine.all_answered() {
+        if answer.is_logged || machine.call_id(at).is_none() || last && machine.all_answered() {
             return;
         }
+        let answer = answer.clone();
         pending.push(PendingWrite::Fact(Fact::Answered {
             head,
             carried_from: machine.position.carried_from,

@@ -245,7 +245,7 @@ impl Loop<'_> {
         }
         for (at, id) in machine.child_runs() {
             // The work of one whose call is gone is not handed in.
-            if driven.contains(&at) || machine.call(at).is_none() {
+            if driven.contains(&at) || machine.call_id(at).is_none() {
                 continue;
             }
             let Some(child) = self.journal.child_record(id).await? else {
