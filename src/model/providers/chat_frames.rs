@@ -240,11 +240,11 @@ impl<D> ChunkDecoder<D> {
 
     /// Remembers what a chunk states about the answer.
     fn learn(&mut self, id: Option<&str>, model: Option<&str>) {
-        if let Some(id) = id {
-            self.id = Some(id.to_owned());
+        if let Some(id) = news(id, self.id.as_deref()) {
+            self.id = Some(id);
         }
-        if let Some(model) = model {
-            self.model = Some(model.to_owned());
+        if let Some(model) = news(model, self.model.as_deref()) {
+            self.model = Some(model);
         }
     }
 
@@ -259,8 +259,8 @@ impl<D> ChunkDecoder<D> {
             return;
         };
         for (name, known) in [("id", &self.id), ("model", &self.model)] {
-            if let Some(known) = known {
-                fields.entry(name).or_insert_with(|| json!(known));
+            if let Some(known) = known.as_ref().filter(|_| !fields.contains_key(name)) {
+                fields.insert(name.to_owned(), json!(known));
             }
         }
     }
