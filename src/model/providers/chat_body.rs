@@ -71,23 +71,21 @@ impl OmittedParts {
 
     /// Returns the whole body; none if it is no request with messages. Only messages of the system are parsed.
     fn complete(&self, body: &[u8]) -> Option<Vec<u8>> {
-        let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
-        let messages = self.messages(fields.get("messages").copied()?)?;
+        let mut fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
+        let messages = self.messages(fields.remove("messages")?)?;
+        let others = fields.remove("tools");
+        let tools = self.tools.as_deref().or(others);
         let instructions = self.instructions.as_ref().map_or(0, |text| text.len());
         let conversation = self.conversation.iter().flat_map(|messages| messages.iter());
         let conversation: usize = conversation.map(|message| message.get().len() + 1).sum();
         // Most texts have few characters that need an escape.
-        let mut size = body.len() + instructions + instructions / 16 + conversation;
-        let mut sent: BTreeMap<String, SentField<'_>> = fields
-            .into_iter()
-            .map(|(name, value)| (name, SentField::Value(value)))
-            .collect();
-        sent.insert("messages".to_owned(), SentField::Messages(messages));
-        if let Some(tools) = &self.tools {
-            size += tools.get().len();
-            sent.insert("tools".to_owned(), SentField::Value(tools));
-        }
-        let mut whole = Vec::with_capacity(size);
+        let size = body.len() + instructions + instructions / 16 + conversation;
+        let mut whole = Vec::with_capacity(size + tools.map_or(0, |tools| tools.get().len()));
+        let sent = SentBody {
+            messages,
+            tools,
+            fields,
+        };
         serde_json::to_writer(&mut whole, &sent).ok()?;
         Some(whole)
     }
@@ -109,12 +107,15 @@ impl OmittedParts {
     }
 }
 
-/// A field of a request.
+/// A request.
 #[derive(Serialize)]
-#[serde(untagged)]
-enum SentField<'a> {
-    Value(&'a RawValue),
-    Messages(Vec<SentMessage<'a>>),
+struct SentBody<'a> {
+    messages: Vec<SentMessage<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<&'a RawValue>,
+    /// The other fields.
+    #[serde(flatten)]
+    fields: BTreeMap<String, &'a RawValue>,
 }
 
 /// A message of a request.
