@@ -77,6 +77,7 @@ mod keys;
 mod mcp_commands;
 mod mcp_logins;
 mod migrate_command;
+mod own_secrets;
 mod registered;
 mod start_report;
 mod telemetry;

@@ -50,6 +50,7 @@
 //! ```
 //!
 //! `tests/it/meta/layers.rs` reads the `use` lines and fails on an arrow that is not in this table;
+//! `tests/it/meta/circles.rs` fails when the modules of a folder import each other in a circle;
 //! `tests/it/meta/language.rs` fails on two public types of one name, and on a longer glossary.
 //!
 //! # Glossary
@@ -207,6 +208,7 @@ pub use domain::interrupt::{Question, QuestionKind};
 pub use domain::machine::{Failure, HookPoint, Jump};
 pub use domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 pub use domain::run::DelegatedTask;
+pub use domain::schema_text::SchemaText;
 pub use domain::state::{File, State, Update};
 pub use middleware::{
     AgentParts, Contribution, HookResult, HookTools, Middleware, ModelAnswer, NextCall, NextModel, TextFilter,

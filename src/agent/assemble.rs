@@ -11,7 +11,7 @@ use crate::definition::builtins::Builtin;
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
     self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, DefinitionSource, FileRules,
-    HarnessProfiles, Location, ModelNames, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
+    HarnessProfiles, Location, ModelNames, ModelUsage, STEP_LIMIT, SubagentDefinition, SubagentMode,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -55,8 +55,8 @@ mod registered;
 
 use choices::Choices;
 use draft::Draft;
-use registered::Variant;
 pub use registered::{Agents, RegisteredAgent};
+use registered::{BuildChosen, Variant};
 
 /// The default depth of delegations: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
@@ -215,29 +215,27 @@ impl AgentFactory {
         let variant = self.variant(graph_id, definition, definition_source, choices);
         let registered = registered.with_variants(variant).with_forbidden_model(forbidden_model);
         Ok(Arc::new(match definition.choices_schema() {
-            Some(schema) => registered.with_choices(self.choices(graph_id, definition, definition_source, schema)),
+            Some(schema) => {
+                let definition = Arc::new(definition.clone());
+                let own = Arc::clone(&definition);
+                let choices = Choices::new(schema, move |context| own.choices_of(context));
+                registered.with_choices(choices, self.build_chosen(graph_id, definition, definition_source))
+            }
             None => registered,
         }))
     }
 
-    /// Returns what runs may choose, with the function that builds the agent of a choice.
-    fn choices(
+    /// Returns the function that builds the agent of a choice.
+    fn build_chosen(
         &self,
         graph_id: &str,
-        definition: &AgentDefinition,
+        definition: Arc<AgentDefinition>,
         definition_source: &DefinitionSource,
-        schema: Value,
-    ) -> Choices {
+    ) -> BuildChosen {
         let factory = self.clone();
         let graph_id = graph_id.to_owned();
-        let definition = Arc::new(definition.clone());
         let definition_source = definition_source.clone();
-        let own = Arc::clone(&definition);
-        Choices::new(
-            schema,
-            move |context| own.choices_of(context),
-            move |choices| factory.register_configured(&graph_id, &definition, &definition_source, choices),
-        )
+        Box::new(move |choices| factory.register_configured(&graph_id, &definition, &definition_source, choices))
     }
 
     /// Returns the function that builds the agent of a definition for one tenant.
@@ -269,27 +267,13 @@ impl AgentFactory {
         here.is_none_or(|graph_id| self.agents.allows(graph_id))
     }
 
-    /// Returns the error of the first model of a definition that the tenant may not use.
+    /// Returns the error of the first model that the tenant may not use, of a definition with the choices of a run.
     fn forbidden_model(&self, definition: &AgentDefinition) -> Option<ModelError> {
-        let below = definition.delegates();
-        let models = below.iter().filter_map(|subagent| subagent.model.as_ref());
-        let rules = below.iter().filter_map(|subagent| subagent.summarization.as_ref());
-        let summarizers = rules
-            .chain([&definition.summarization])
-            .filter_map(SummarizationRule::model);
-        let policies = below.iter().flat_map(|subagent| &subagent.middleware);
-        let of_policies = policies
-            .chain(&definition.middleware)
-            .filter_map(|listed| listed.text(self.policies.get(&listed.name)?.model_setting()?));
-        Some(&definition.model)
-            .filter(|_| !definition.is_program())
-            .into_iter()
-            .chain(models)
-            .flat_map(ModelNames::all)
-            .map(String::as_str)
-            .chain(summarizers)
-            .chain(of_policies)
-            .find_map(|model| self.providers.check_allowed(model).err())
+        let models = definition.named_models(|policy| self.policies.get(policy)?.model_setting());
+        let asked = models.iter().filter(|model| model.usage == ModelUsage::Always);
+        asked
+            .map(|model| self.providers.check_allowed(model.name))
+            .find_map(Result::err)
     }
 
     fn main_agent(&self, source: &Source, delegates: bool, format: Option<&Value>) -> Agent {

@@ -651,7 +651,8 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> Question {
             "type": "object",
             "required": ["decisions"],
             "properties": { "decisions": { "type": "array", "minItems": 1, "maxItems": 1, "items": decision } },
-        }),
+        })
+        .into(),
         calls: vec![call.id.clone()],
         key: None,
         approvers: Approvers::default(),

@@ -11,6 +11,7 @@ use super::builder::Prepared;
 use super::connect::{self, CheckStatus, ConnectionCheck};
 use super::execution::{self, LayerReport};
 use super::explain::explain;
+use super::own_secrets;
 use crate::config::{self, CheckCommand, LoadedConfig, Problem, Problems};
 
 /// The result of `adjutant check`.
@@ -34,12 +35,14 @@ pub fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> Loca
         let explained =
             explained.map(|(agent, prepared)| explain(prepared, agent).map_err(|error| format!("{error:#}")));
         let is_explained = explained.as_ref().is_none_or(Result::is_ok);
-        let is_usable = prepared.is_ok() && is_explained && !checks.as_ref().is_some_and(has_failed);
-        let loaded = prepared.as_ref().map(Prepared::loaded);
+        let problems = problems_of(&prepared, command).await;
+        let loaded = prepared.as_ref().ok().map(Prepared::loaded);
+        let is_valid = prepared.is_ok() && problems.are_harmless();
+        let is_usable = is_valid && is_explained && !checks.as_ref().is_some_and(has_failed);
         let layers = prepared.as_ref().map(sandbox_layers).unwrap_or_default();
         let refused = prepared.as_ref().map(refused_commands).unwrap_or_default();
         let text = if command.json {
-            let mut report = json_report(loaded, checks.as_deref(), is_usable);
+            let mut report = json_report(loaded, &problems, checks.as_deref(), is_usable);
             report["sandbox_layers"] = layers.iter().map(layer_json).collect();
             let refused = refused
                 .iter()
@@ -52,7 +55,7 @@ pub fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> Loca
             }
             format!("{report:#}\n")
         } else {
-            let mut text = text_report(loaded, checks.as_deref(), command.connect);
+            let mut text = text_report(loaded, &problems, checks.as_deref(), command.connect);
             layers.iter().for_each(|layer| text.push_str(&layer_line(layer)));
             for (agent, reason) in &refused {
                 // Writing to a string cannot fail.
@@ -67,6 +70,20 @@ pub fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> Loca
         };
         CheckResult { text, is_usable }
     })
+}
+
+/// Returns the errors and warnings about a configuration. With `--connect`, the secrets of the server are among the checks
+/// instead.
+async fn problems_of(prepared: &Result<Prepared, Problems>, command: &CheckCommand) -> Problems {
+    let loaded = match prepared {
+        Ok(prepared) => prepared.loaded(),
+        Err(problems) => return problems.clone(),
+    };
+    let mut problems = loaded.warnings.clone();
+    if !command.connect {
+        problems.0.extend(own_secrets::unreadable(loaded).await);
+    }
+    problems
 }
 
 /// Returns the layers of isolation that commands can have on this machine, if an agent runs commands.
@@ -104,11 +121,12 @@ async fn connections(prepared: &Prepared, command: &CheckCommand) -> Vec<Connect
 }
 
 fn text_report(
-    loaded: Result<&LoadedConfig, &Problems>,
+    loaded: Option<&LoadedConfig>,
+    problems: &Problems,
     checks: Option<&[ConnectionCheck]>,
     is_wanted: bool,
 ) -> String {
-    let (mut text, _) = config::report(loaded);
+    let mut text = config::report(loaded, problems);
     let Some(checks) = checks else {
         if is_wanted {
             text.push_str("nothing was connected to: correct the errors first\n");
@@ -142,12 +160,16 @@ fn text_report(
 }
 
 /// Returns the report as JSON. `docs/command-line.md` describes it.
-fn json_report(loaded: Result<&LoadedConfig, &Problems>, checks: Option<&[ConnectionCheck]>, is_usable: bool) -> Value {
-    let problems = loaded.map_or_else(|problems| problems, |loaded| &loaded.warnings);
+fn json_report(
+    loaded: Option<&LoadedConfig>,
+    problems: &Problems,
+    checks: Option<&[ConnectionCheck]>,
+    is_usable: bool,
+) -> Value {
     let diagnostics: Vec<Value> = problems.0.iter().map(diagnostic).collect();
     json!({
         "ok": is_usable,
-        "configuration": loaded.ok().map(summary),
+        "configuration": loaded.map(summary),
         "diagnostics": diagnostics,
         "checks": checks,
     })

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 use super::builder::Prepared;
-use super::{credentials, encryption, keys, secret};
+use super::{credentials, encryption, keys, secret, webhooks};
 use crate::auth::count_issuer_keys;
 use crate::config::{Config, SecretSection};
 use crate::db::DbError;
@@ -280,12 +280,16 @@ fn secrets(config: &Config) -> Vec<PlannedCheck> {
         })
     };
     let mut planned: Vec<PlannedCheck> = config.secrets.iter().map(check).collect();
-    let signature = secret(config.webhooks.key());
-    if !matches!(signature, Ok(None)) {
+    let of_tenants = config.tenants.values().any(|section| section.webhook_secret.is_some());
+    if of_tenants || !matches!(secret(config.webhooks.key()), Ok(None)) {
+        let sender = webhooks(config).map(drop);
         planned.push(PlannedCheck::new("secret", "webhooks", async move {
-            match signature {
-                Ok(_) => CheckOutcome::ok("the secret that signs webhooks can be read"),
-                Err(error) => CheckOutcome::fail(format!("{error:#}"), "correct the secret in [webhooks]"),
+            match sender {
+                Ok(()) => CheckOutcome::ok("the secrets that sign webhooks can be read"),
+                Err(error) => CheckOutcome::fail(
+                    format!("{error:#}"),
+                    "correct the secret in [webhooks] or of the tenant",
+                ),
             }
         }));
     }

@@ -28,13 +28,22 @@ pub(super) fn parts(
     for (tenant, section) in config.tenant_sections()? {
         let settings = tenants.of(&tenant);
         let parts = TenantParts {
-            providers: Arc::new(providers.for_tenant(overrides(section), settings.models.clone())),
+            providers: Arc::new(providers_of(providers, section, settings)),
             tools: Arc::new(tools_of(config, settings, tools, client)?),
             agents: settings.agents.clone(),
         };
         all.insert(tenant, parts);
     }
     Ok(all)
+}
+
+/// Returns the providers of a tenant: those of the server, with the tenant's keys and its restrictions.
+pub(super) fn providers_of(
+    providers: &Arc<Providers>,
+    section: &TenantSection,
+    settings: &TenantSettings,
+) -> Providers {
+    providers.for_tenant(overrides(section), settings.models.clone())
 }
 
 /// Returns the providers for which a tenant has a key of its own.

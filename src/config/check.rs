@@ -15,6 +15,14 @@ use crate::domain::postgres_url::PostgresUrl;
 
 /// The maximum of most times, in seconds: a day.
 const MAX_TIME_S: f64 = 86_400.0;
+/// The shortest lease on a run, in seconds. A shorter one would end while its renewal waits for a slow disk.
+const MIN_LEASE_S: f64 = 1.0;
+/// The shortest interval between renewals of leases, in seconds. Each is a transaction.
+const MIN_HEARTBEAT_S: f64 = 0.1;
+/// The shortest interval between two looks at the files with agent definitions, in seconds.
+const MIN_RELOAD_S: f64 = 0.05;
+/// The shortest time after which a stream sends a keep-alive, in seconds.
+const MIN_KEEP_ALIVE_S: f64 = 0.1;
 /// The least number of connections to Postgres: one for writes, and one for reads.
 const MIN_CONNECTIONS: u32 = 2;
 /// Smaller blobs would take more space than they save.
@@ -37,6 +45,8 @@ const MIN_NATS_STREAM_BYTES: u32 = 2 * 1024 * 1024;
 
 /// The maximum time to live, in minutes: a hundred years.
 const MAX_TTL_MINUTES: f64 = 52_560_000.0;
+/// The shortest interval at which expired data is looked for, in minutes.
+pub(super) const MIN_SWEEP_MINUTES: f64 = 0.002;
 
 /// Validates the whole configuration. Sections that could not be read count as declared, so that one mistake is
 /// reported once.
@@ -197,6 +207,12 @@ impl Check {
         }
     }
 
+    fn interval(&mut self, field: &[&str], value: f64, least: f64) {
+        if !(least..=MAX_TIME_S).contains(&value) {
+            self.error(field, format!("must be from {least} to {MAX_TIME_S} seconds"));
+        }
+    }
+
     fn audit(&mut self, config: &Config) {
         let days = config.audit.keep_days;
         if !(0.0..=MAX_KEEP_DAYS).contains(&days) {
@@ -220,14 +236,13 @@ impl Check {
 
     fn time_to_live(&mut self, section: &str, ttl: Option<&TimeToLive>) {
         let Some(ttl) = ttl else { return };
-        for (name, minutes) in [
-            ("default_ttl", ttl.default_ttl),
-            ("sweep_interval_minutes", ttl.sweep_interval_minutes),
-        ] {
-            if !(minutes > 0.0 && minutes <= MAX_TTL_MINUTES) {
-                let message = format!("must be more than 0 and at most {MAX_TTL_MINUTES} minutes");
-                self.error(&[section, "ttl", name], message);
-            }
+        if !(ttl.default_ttl > 0.0 && ttl.default_ttl <= MAX_TTL_MINUTES) {
+            let message = format!("must be more than 0 and at most {MAX_TTL_MINUTES} minutes");
+            self.error(&[section, "ttl", "default_ttl"], message);
+        }
+        if !(MIN_SWEEP_MINUTES..=MAX_TTL_MINUTES).contains(&ttl.sweep_interval_minutes) {
+            let message = format!("must be from {MIN_SWEEP_MINUTES} to {MAX_TTL_MINUTES} minutes");
+            self.error(&[section, "ttl", "sweep_interval_minutes"], message);
         }
     }
 
@@ -275,7 +290,7 @@ impl Check {
             self.error(&["server", name], "must be a whole number of at least 1");
         }
         self.seconds(&["server", "request_s"], server.request_s);
-        self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
+        self.interval(&["server", "keep_alive_s"], server.keep_alive_s, MIN_KEEP_ALIVE_S);
         self.seconds(&["server", "shutdown_s"], server.shutdown_s);
         if !(server.drain_s >= 0.0 && (server.drain_s == 0.0 || server.drain_s < server.shutdown_s)) {
             let message = "must be at least 0 and less than `shutdown_s`, at which the server stops in any case";
@@ -335,8 +350,8 @@ impl Check {
                 self.error(&["runtime", name], "must be a whole number of at least 1");
             }
         }
-        self.seconds(&["runtime", "lease_s"], runtime.lease_s);
-        self.seconds(&["runtime", "heartbeat_s"], runtime.heartbeat_s);
+        self.interval(&["runtime", "lease_s"], runtime.lease_s, MIN_LEASE_S);
+        self.interval(&["runtime", "heartbeat_s"], runtime.heartbeat_s, MIN_HEARTBEAT_S);
         if !(runtime.max_run_s > 0.0 && runtime.max_run_s <= MAX_RUN_S) {
             let message = format!("must be more than 0 and at most {MAX_RUN_S} seconds");
             self.error(&["runtime", "max_run_s"], message);
@@ -348,8 +363,8 @@ impl Check {
         for (name, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
             self.error(&["runtime", name], "must be a whole number of at least 1");
         }
-        if !(0.0..=MAX_TIME_S).contains(&runtime.reload_s) {
-            let message = format!("must be 0, which means never, or at most {MAX_TIME_S} seconds");
+        if !(MIN_RELOAD_S..=MAX_TIME_S).contains(&runtime.reload_s) && runtime.reload_s != 0.0 {
+            let message = format!("must be 0, which means never, or from {MIN_RELOAD_S} to {MAX_TIME_S} seconds");
             self.error(&["runtime", "reload_s"], message);
         }
         if runtime.heartbeat_s * 2.0 > runtime.lease_s {

@@ -10,6 +10,10 @@ use super::webhooks::host_problems;
 use crate::definition::words::address_problem;
 use crate::definition::{Diagnostic, FieldPath, Headers, check_headers};
 
+/// The shortest and the longest pause between two polls of a task on another server, in seconds.
+const MIN_LOOK_S: f64 = 0.05;
+const MAX_LOOK_S: f64 = 3600.0;
+
 /// `[peers]`: rules for other servers that run subagents, and how long to wait for them. Servers that definitions in
 /// files name may have any address; the rules apply to those that clients name.
 #[derive(Debug, Clone, Deserialize)]
@@ -32,10 +36,10 @@ pub struct PeersSection {
     pub patience_s: f64,
     /// The time for which a server may be unreachable before a background task on it fails, in seconds.
     pub background_patience_s: f64,
-    /// The time after which a background task on another server is polled first, in seconds; the pauses grow while
-    /// nothing changes.
+    /// The time after which a background task on another server is polled first, in seconds; at least 0.05. The pauses
+    /// grow while nothing changes.
     pub first_look_s: f64,
-    /// The maximum pause between two polls, in seconds.
+    /// The maximum pause between two polls, in seconds; at least 0.05.
     pub longest_look_s: f64,
 }
 
@@ -99,20 +103,23 @@ impl PeersSection {
     /// Returns the invalid fields, each with the reason.
     pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
         let mut problems = host_problems(&self.private_hosts, &self.allowed_hosts);
-        let times = [
-            ("patience_s", self.patience_s, 0.0, 86_400.0),
-            (
-                "background_patience_s",
-                self.background_patience_s,
-                0.0,
-                30.0 * 86_400.0,
-            ),
-            ("first_look_s", self.first_look_s, 0.01, 3_600.0),
-            ("longest_look_s", self.longest_look_s, 0.01, 3_600.0),
-        ];
-        for (field, given, least, most) in times {
-            if !(given > least && given <= most) {
-                problems.push((vec![field], format!("must be more than {least} and at most {most}")));
+        for (field, given, most) in [
+            ("patience_s", self.patience_s, 86_400.0),
+            ("background_patience_s", self.background_patience_s, 30.0 * 86_400.0),
+        ] {
+            if !(given > 0.0 && given <= most) {
+                problems.push((vec![field], format!("must be more than 0 and at most {most} seconds")));
+            }
+        }
+        for (field, given) in [
+            ("first_look_s", self.first_look_s),
+            ("longest_look_s", self.longest_look_s),
+        ] {
+            if !(MIN_LOOK_S..=MAX_LOOK_S).contains(&given) {
+                problems.push((
+                    vec![field],
+                    format!("must be from {MIN_LOOK_S} to {MAX_LOOK_S} seconds"),
+                ));
             }
         }
         problems

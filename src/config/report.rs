@@ -9,16 +9,12 @@ use crate::definition::{
     AgentDefinition, Location, ModelNames, SubagentDefinition, SummarizationRule, WorkspaceDefinition,
 };
 
-/// Returns the report, and whether the configuration is valid.
-pub fn report(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
+/// Returns the report about a configuration, with `problems`: all that are known of it.
+pub fn report(loaded: Option<&LoadedConfig>, problems: &Problems) -> String {
     let mut text = String::new();
-    let problems = match loaded {
-        Ok(loaded) => {
-            describe(&mut text, loaded);
-            &loaded.warnings
-        }
-        Err(problems) => problems,
-    };
+    if let Some(loaded) = loaded {
+        describe(&mut text, loaded);
+    }
     if !problems.0.is_empty() {
         push(&mut text, &problems.to_string());
     }
@@ -32,7 +28,7 @@ pub fn report(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
         &mut text,
         &format!("{}, {}", counted(errors, "error"), counted(all - errors, "warning")),
     );
-    (text, loaded.is_ok())
+    text
 }
 
 fn describe(text: &mut String, loaded: &LoadedConfig) {

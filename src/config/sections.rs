@@ -54,7 +54,7 @@ pub struct Server {
     pub max_streams_per_thread: usize,
     /// The maximum number of open streams for one client address.
     pub max_streams_per_client: usize,
-    /// The time after which a stream without events sends a keep-alive, in seconds.
+    /// The time after which a stream without events sends a keep-alive, in seconds; at least 0.1.
     pub keep_alive_s: f64,
     /// The time for which a server that stops still takes requests while `GET /ready` answers 503, in seconds, so that
     /// load balancers notice. It ends with the work of the server at the earliest.
@@ -265,12 +265,14 @@ pub struct Runtime {
     /// The maximum number of tool calls and model requests that one run makes at the same time, including its
     /// subagents; others wait.
     pub max_calls_per_run: usize,
-    /// The time after which a lease on a run expires if it is not renewed, in seconds. Another process takes over the runs of
-    /// one that is suspended or cut off after this time, and those of one that has ended within two seconds.
+    /// The time after which a lease on a run expires if it is not renewed, in seconds; at least 1. Another process
+    /// takes over the runs of one that is suspended or cut off after this time, and those of one that has ended within
+    /// two seconds.
     pub lease_s: f64,
-    /// The interval at which leases are renewed, in seconds; less than the lease.
+    /// The interval at which leases are renewed, in seconds; at least 0.1, and at most half of the lease.
     pub heartbeat_s: f64,
-    /// The interval at which the server checks the files with agent definitions for changes, in seconds; 0 for never.
+    /// The interval at which the server checks the files with agent definitions for changes, in seconds; at least 0.05,
+    /// or 0 for never.
     pub reload_s: f64,
     /// The maximum running time of a run and its subagents, in seconds; waiting for humans does not count. The limits
     /// of agents may be lower.
@@ -523,7 +525,7 @@ pub struct TimeToLive {
     pub strategy: SweepStrategy,
     /// The time since the last change, in minutes.
     pub default_ttl: f64,
-    /// The interval at which the server removes expired data, in minutes.
+    /// The interval at which the server removes expired data, in minutes; at least 0.002.
     #[serde(default = "every_minute")]
     pub sweep_interval_minutes: f64,
 }

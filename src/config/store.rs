@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::Config;
+use super::check::MIN_SWEEP_MINUTES;
 use crate::definition::check::{ValidationContext, check_model};
 use crate::definition::provider::ProviderKind;
 use crate::definition::{Diagnostic, FieldPath};
@@ -59,7 +60,8 @@ pub struct ItemTtl {
     pub default_ttl: Option<f64>,
     /// True if reading an item restarts its time to live.
     pub refresh_on_read: bool,
-    /// The interval at which expired items are removed, in minutes. Expired items cannot be read even before that.
+    /// The interval at which expired items are removed, in minutes; at least 0.002. Expired items cannot be read even
+    /// before that.
     pub sweep_interval_minutes: f64,
 }
 
@@ -99,8 +101,8 @@ pub(super) fn check(config: &Config, validation_context: &ValidationContext) -> 
         findings.push(Diagnostic::error(field.then("default_ttl"), invalid.reason));
     }
     let interval = store.ttl.sweep_interval_minutes;
-    if !(interval > 0.0 && interval <= MAX_SWEEP_MINUTES) {
-        let message = format!("must be more than 0 and at most {MAX_SWEEP_MINUTES} minutes");
+    if !(MIN_SWEEP_MINUTES..=MAX_SWEEP_MINUTES).contains(&interval) {
+        let message = format!("must be from {MIN_SWEEP_MINUTES} to {MAX_SWEEP_MINUTES} minutes");
         findings.push(Diagnostic::error(field.then("sweep_interval_minutes"), message));
     }
     findings

@@ -14,6 +14,9 @@ use crate::definition::header_name_problem;
 const SERVICE_NAME: &str = "adjutant";
 /// The longest name or value of a resource attribute, in bytes.
 const MAX_ATTRIBUTE_BYTES: usize = 1024;
+/// The shortest and the longest time for which a span waits for others, in seconds.
+const MIN_EXPORT_INTERVAL_S: f64 = 0.05;
+const MAX_EXPORT_INTERVAL_S: f64 = 60.0;
 /// The most entries of a variable with a list.
 const MAX_ENTRIES: usize = 128;
 
@@ -45,7 +48,7 @@ pub struct TelemetrySection {
     pub propagate_to_models: bool,
     /// The timeout of one request to the collector, in seconds.
     pub timeout_s: f64,
-    /// The longest time for which a span waits for others before it is sent, in seconds.
+    /// The longest time for which a span waits for others before it is sent, in seconds; at least 0.05.
     pub export_interval_s: f64,
     /// The maximum number of spans that wait. Further ones are dropped and counted.
     pub queue_size: usize,
@@ -212,12 +215,15 @@ impl TelemetrySection {
         }
         for (field, value, most) in [
             ("timeout_s", self.timeout_s, 120.0),
-            ("export_interval_s", self.export_interval_s, 60.0),
             ("shutdown_s", self.shutdown_s, 60.0),
         ] {
             if !(value > 0.0 && value <= most) {
                 problems.push((vec![field], format!("must be more than 0 and at most {most}")));
             }
+        }
+        if !(MIN_EXPORT_INTERVAL_S..=MAX_EXPORT_INTERVAL_S).contains(&self.export_interval_s) {
+            let reason = format!("must be from {MIN_EXPORT_INTERVAL_S} to {MAX_EXPORT_INTERVAL_S} seconds");
+            problems.push((vec!["export_interval_s"], reason));
         }
         for (field, value, range) in [
             ("queue_size", self.queue_size, 1..=1_000_000),

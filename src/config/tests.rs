@@ -192,11 +192,58 @@ fn limits_of_streams_and_the_interval_of_reloads_have_bounds() {
     for part in [
         "server.max_streams_per_thread: must be a whole number of at least 1",
         "server.max_streams_per_client: must be a whole number of at least 1",
-        "runtime.reload_s: must be 0, which means never, or at most 86400 seconds",
+        "runtime.reload_s: must be 0, which means never, or from 0.05 to 86400 seconds",
     ] {
         assert!(problems.contains(part), "{part} is missing in\n{problems}");
     }
     assert!(!complaints("[runtime]\nreload_s = 0\n").contains("reload_s"));
+}
+
+#[test]
+fn intervals_have_a_minimum() {
+    let text = r#"[server]
+keep_alive_s = 0.001
+[runtime]
+lease_s = 0.001
+heartbeat_s = 0.0005
+reload_s = 0.001
+[threads.ttl]
+default_ttl = 1.0
+sweep_interval_minutes = 0.00001
+[checkpointer.ttl]
+default_ttl = 1.0
+sweep_interval_minutes = 0.00001
+[store.ttl]
+sweep_interval_minutes = 0.00001
+[webhooks]
+retry_s = 0.001
+[peers]
+first_look_s = 0.001
+longest_look_s = 0.001
+[telemetry]
+otlp_endpoint = "http://127.0.0.1:4318"
+export_interval_s = 0.001
+[tool_servers.crm]
+url = "http://127.0.0.1:9400"
+refresh_s = 0.001
+"#;
+    let problems = complaints(text);
+    for wrong in [
+        "server.keep_alive_s: must be from 0.1 to 86400 seconds",
+        "runtime.lease_s: must be from 1 to 86400 seconds",
+        "runtime.heartbeat_s: must be from 0.1 to 86400 seconds",
+        "runtime.reload_s: must be 0, which means never, or from 0.05 to 86400 seconds",
+        "threads.ttl.sweep_interval_minutes: must be from 0.002 to 52560000 minutes",
+        "checkpointer.ttl.sweep_interval_minutes: must be from 0.002 to 52560000 minutes",
+        "store.ttl.sweep_interval_minutes: must be from 0.002 to 1440 minutes",
+        "webhooks.retry_s: must be from 0.1 to 3600 seconds",
+        "peers.first_look_s: must be from 0.05 to 3600 seconds",
+        "peers.longest_look_s: must be from 0.05 to 3600 seconds",
+        "telemetry.export_interval_s: must be from 0.05 to 60 seconds",
+        "tool_servers.crm.refresh_s: must be from 1 to 86400 seconds",
+    ] {
+        assert!(problems.contains(wrong), "{wrong} is not in\n{problems}");
+    }
 }
 
 #[test]
@@ -294,7 +341,7 @@ model = \"lab:x\"
     let loaded = Directory::with(&[("adjutant.toml", text)]).load();
 
     assert!(!format!("{loaded:?}").contains("hunter2"));
-    assert!(!report(Ok(&loaded)).0.contains("hunter2"));
+    assert!(!report(Some(&loaded), &loaded.warnings).contains("hunter2"));
     assert_eq!(loaded.config.storage.url.to_string(), "postgres://user:***@db/adjutant");
     let KeySource::Inline(key) = loaded.config.providers["lab"].key() else {
         panic!("the key is given")
@@ -383,8 +430,7 @@ fn the_report_names_the_server_of_an_agent_and_never_its_headers() {
     let lines = "[agents.far]\nname = \"front\"\ngraph_id = \"writer\"\nurl = \"https://a.b\"\nheaders = { x-key = \"${SECRET:-hush}\" }\n";
     let loaded = Directory::with(&[("adjutant.toml", lines)]).load();
     assert_eq!(loaded.config.agents["far"].headers.0["x-key"], "hush");
-    let (text, is_usable) = report(Ok(&loaded));
-    assert!(is_usable, "{text}");
+    let text = report(Some(&loaded), &loaded.warnings);
     assert!(
         text.contains("agent far (front): agent writer at https://a.b\n"),
         "{text}"
@@ -398,10 +444,9 @@ fn the_report_names_the_server_of_an_agent_and_never_its_headers() {
 
 #[test]
 fn the_report_lists_agents_and_counts_problems() {
-    let (text, is_usable) = report(Ok(&Directory::with(&[]).load()));
-    assert!(is_usable);
+    let loaded = Directory::with(&[]).load();
     assert_eq!(
-        text,
+        report(Some(&loaded), &loaded.warnings),
         "\
 configuration: the built-in demonstration
 listens on 127.0.0.1:8123, keeps its data in sqlite://adjutant.db
@@ -413,8 +458,8 @@ agent agent (editor): model scripted:demo, tools none
 "
     );
     let directory = Directory::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")]);
-    let (text, is_usable) = report(directory.load_with(&directory.settings()).as_ref());
-    assert!(!is_usable);
+    let problems = directory.load_with(&directory.settings()).expect_err("an unknown key");
+    let text = report(None, &problems);
     assert!(text.ends_with("\n1 error, 0 warnings\n"), "{text}");
 }
 

@@ -10,6 +10,10 @@ use serde::Deserialize;
 use super::sections::{KeySource, seconds};
 use crate::definition::header_name_problem;
 
+/// The shortest and the longest pause after the first failed attempt, in seconds.
+const MIN_RETRY_S: f64 = 0.1;
+const MAX_RETRY_S: f64 = 3600.0;
+
 /// `[webhooks]`: the delivery of webhooks, and the addresses they may have.
 #[derive(Debug, Clone, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -37,7 +41,7 @@ pub struct WebhooksSection {
     pub timeout_s: f64,
     /// The maximum number of attempts.
     pub attempts: u32,
-    /// The pause after the first failed attempt, in seconds; it triples with each further one.
+    /// The pause after the first failed attempt, in seconds; at least 0.1. It triples with each further one.
     pub retry_s: f64,
     /// The time for which a finished delivery is kept, in days.
     pub keep_days: f64,
@@ -91,9 +95,14 @@ impl WebhooksSection {
     pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
         let mut problems = vec![];
         let mut add = |field: &[&'static str], reason: &str| problems.push((field.to_vec(), reason.to_owned()));
+        if !(MIN_RETRY_S..=MAX_RETRY_S).contains(&self.retry_s) {
+            add(
+                &["retry_s"],
+                &format!("must be from {MIN_RETRY_S} to {MAX_RETRY_S} seconds"),
+            );
+        }
         for (field, value, most) in [
             ("timeout_s", self.timeout_s, 600.0),
-            ("retry_s", self.retry_s, 3600.0),
             ("keep_days", self.keep_days, 3650.0),
         ] {
             if !(value > 0.0 && value <= most) {

@@ -18,13 +18,13 @@ use serde::Deserialize;
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
+pub use history::{HistoryQuery, LaterNewest, NewestCheckpoint, Visit, find, newest_later, next_after, walk};
 #[cfg(test)]
-pub use history::history;
-pub use history::{HistoryQuery, LaterNewest, NewestCheckpoint, Visit, get, newest_later, next_after, walk};
+pub use history::{get, history};
 pub use machine::{
-    input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
+    input_after, input_of, last_node, machine, machine_as_left, machine_at, machine_in_memory, machine_of,
 };
-pub use state::{load_state, newest_state};
+pub use state::{find_state, load_state, newest_state};
 pub use summary::{
     CheckpointSummary, LaterSummary, load_summaries, load_summary, newest_summary, newest_summary_later,
 };

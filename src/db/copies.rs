@@ -135,6 +135,11 @@ impl Copy {
         }
     }
 
+    /// Returns the histories that the copy has.
+    pub fn lanes(&self) -> Vec<Lane> {
+        self.spans.iter().map(|span| span.to).collect()
+    }
+
     /// Reads the next piece; none when the copy is complete. The original may change meanwhile.
     pub async fn next(&mut self, tx: &mut Tx<'_>) -> DbResult<Option<Piece>> {
         let Some((span, mut rows)) = self.next_rows(tx).await? else {

@@ -12,7 +12,9 @@ use sqlx::pool::{PoolConnection, PoolOptions};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql,
+};
 
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
@@ -28,6 +30,7 @@ use super::writer::{self, WriterParts};
 use super::{DbAddress, SpawnWriter, migration, reader, session_lock, upgrade};
 use crate::domain::id::WorkerId;
 
+mod batch;
 mod lane;
 mod lock;
 mod matches;
@@ -35,13 +38,14 @@ mod postgres;
 mod sqlite;
 mod vector;
 
+use batch::NothingChanged;
+pub(super) use batch::{BatchConn, EndError, FailedPart, PlainStatements, Session, push_number};
 pub(super) use lane::LaneColumn;
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 use postgres::SessionSettings;
-pub(super) use postgres::{PostgresConn, PostgresPool, pool_hosts};
-use sqlite::NothingChanged;
-pub(super) use sqlite::{EndError, FailedPart, PlainStatements, SqliteConn, first_row, push_number};
+pub(super) use postgres::{Batching, PostgresConn, PostgresPool, PostgresValues, WriteConnection, pool_hosts};
+pub(super) use sqlite::{SqliteConn, ValueOffset};
 pub(super) use vector::Vector;
 
 /// A database system.
@@ -106,33 +110,56 @@ impl<'c> Tx<'c> {
         Self::of(Conn::Sqlite(conn), parts, access)
     }
 
-    /// Returns the opening of an operation on SQLite if it was not sent, since the operation has no statement.
-    pub(super) fn unsent_opening(&self) -> PlainStatements {
+    /// Returns the opening of an operation if it was not sent, since the operation has no statement.
+    pub(super) fn unsent_opening(&self) -> &PlainStatements {
         match &self.conn {
             Conn::Sqlite(conn) => conn.unsent_opening(),
-            Conn::Postgres(_) => &[],
+            Conn::Postgres(conn) => conn.unsent_opening(),
         }
     }
 
-    /// Returns why an operation on SQLite has no transaction, if it could not begin.
+    /// Returns why an operation has no transaction, if it could not begin.
     pub(super) fn take_opening_error(&mut self) -> Option<sqlx::Error> {
         match &mut self.conn {
             Conn::Sqlite(conn) => conn.take_opening_error(),
-            Conn::Postgres(_) => None,
+            Conn::Postgres(conn) => conn.take_opening_error(),
         }
     }
 
-    /// Ends an operation on SQLite with these statements, see [`SqliteConn::end_operation`]. A transaction on Postgres
-    /// is ended by its driver.
-    pub(super) async fn end_operation(&mut self, end: PlainStatements) -> Result<(), EndError> {
+    /// Ends an operation with these statements, see [`BatchConn::end_operation`].
+    pub(super) async fn end_operation(&mut self, end: &PlainStatements) -> Result<(), EndError> {
         match &mut self.conn {
             Conn::Sqlite(conn) => conn.end_operation(end).await,
-            Conn::Postgres(_) => Ok(()),
+            Conn::Postgres(conn) => {
+                conn.check_not_failed().map_err(|error| EndError {
+                    part: FailedPart::Operation,
+                    error,
+                })?;
+                conn.end_operation(end).await
+            }
         }
     }
 
+    /// Takes a connection to Postgres whose transaction has begun. Each statement is sent at once.
     pub(super) fn postgres(conn: &'c mut PgConnection, parts: &'c TxParts, access: &RowAccess) -> Self {
         Self::of(Conn::Postgres(PostgresConn::new(conn, parts.prepares)), parts, access)
+    }
+
+    /// Takes a connection for a write on Postgres, which begins with the statements of the pool.
+    pub(super) fn write_on_postgres(
+        conn: &'c mut WriteConnection,
+        pool: &PostgresPool,
+        parts: &'c TxParts,
+        access: &RowAccess,
+    ) -> Self {
+        let (conn, prepared) = conn.parts();
+        let batching = match parts.prepares && pool.keeps_sessions {
+            true => Batching::Prepared(prepared),
+            false => Batching::Texts,
+        };
+        let opening = access.begin(&pool.begin_write);
+        let conn = PostgresConn::of_operation(conn, parts.prepares, batching, opening);
+        Self::of(Conn::Postgres(conn), parts, access)
     }
 
     fn of(conn: Conn<'c>, parts: &'c TxParts, access: &RowAccess) -> Self {
@@ -163,7 +190,7 @@ impl<'c> Tx<'c> {
     pub(super) fn is_refused(&self) -> bool {
         match &self.conn {
             Conn::Sqlite(_) => false,
-            Conn::Postgres(conn) => conn.is_refused,
+            Conn::Postgres(conn) => conn.is_refused(),
         }
     }
 
@@ -211,7 +238,12 @@ impl<'c> Tx<'c> {
     /// # Errors
     /// Returns an error when the database fails.
     pub async fn roll_back_to_savepoint(&mut self) -> DbResult<()> {
-        self.control("rollback to savepoint part; release savepoint part").await
+        self.control("rollback to savepoint part; release savepoint part")
+            .await?;
+        if let Conn::Postgres(conn) = &mut self.conn {
+            conn.has_recovered();
+        }
+        Ok(())
     }
 
     async fn control(&mut self, statement: &'static str) -> DbResult<()> {
@@ -452,6 +484,8 @@ pub(super) fn is_in_memory(url: &str) -> bool {
 pub(super) fn postgres_options(url: &str) -> DbResult<PgConnectOptions> {
     Ok(PgConnectOptions::from_str(url)?
         .statement_cache_capacity(STATEMENTS)
+        // Statements that are sent together have their values in the text.
+        .disable_statement_logging()
         .application_name("adjutant"))
 }
 
@@ -509,7 +543,7 @@ fn postgres_pool(
     session: Option<String>,
 ) -> PoolOptions<Postgres> {
     let target = hosts.target;
-    let hosts = Arc::clone(hosts);
+    let used_hosts = Arc::clone(hosts);
     let reach = Arc::clone(reach);
     let pool = pool::<Postgres>(size).after_connect(move |conn, _| {
         let session = session.clone();
@@ -521,15 +555,9 @@ fn postgres_pool(
         })
     });
     pool.before_acquire(move |conn, meta| {
-        let is_of_earlier_host = hosts.have_moved_within(meta.age);
-        let is_trusted = reach.trusts(meta.idle_for);
-        Box::pin(async move {
-            if is_of_earlier_host || is_trusted {
-                return Ok(!is_of_earlier_host);
-            }
-            let checked = tokio::time::timeout(CHECK_TIMEOUT, check_writable(conn, target)).await;
-            Ok(matches!(checked, Ok(Ok(()))))
-        })
+        let hosts = Arc::clone(&used_hosts);
+        let reach = Arc::clone(&reach);
+        Box::pin(async move { Ok(is_usable(&hosts, &reach, meta.age, meta.idle_for, conn).await) })
     })
 }
 
@@ -569,6 +597,36 @@ pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PoolConnection<Post
         }
         error.into()
     })
+}
+
+/// Takes the connection that a write has used last and that still answers, or another one from the pool.
+/// A connection that is given back to the pool later is checked for up to `limit`.
+pub(super) async fn acquire_to_write(pool: &PostgresPool, limit: Duration) -> DbResult<WriteConnection> {
+    while let Some(mut conn) = pool.idle.take() {
+        let age = conn.age();
+        let idle_for = conn.idle_for();
+        if is_usable(&pool.hosts, &pool.reach, age, idle_for, &mut conn).await {
+            return Ok(conn);
+        }
+    }
+    let conn = acquire(pool).await?;
+    Ok(WriteConnection::new(conn, limit))
+}
+
+/// Returns whether a connection of this age leads to the latest host. If it was idle for long, it has to answer.
+async fn is_usable(
+    hosts: &PostgresHosts,
+    reach: &Reachability,
+    age: Duration,
+    idle_for: Duration,
+    conn: &mut PgConnection,
+) -> bool {
+    let is_of_earlier_host = hosts.have_moved_within(age);
+    if is_of_earlier_host || reach.trusts(idle_for) {
+        return !is_of_earlier_host;
+    }
+    let checked = tokio::time::timeout(CHECK_TIMEOUT, check_writable(conn, hosts.target)).await;
+    matches!(checked, Ok(Ok(())))
 }
 
 /// Takes a connection of the pool, or makes one at the latest host. If that fails or takes long, the listener first looks

@@ -98,6 +98,14 @@ impl DbError {
         matches!(self, Self::Unavailable(error) if super::engine::is_out_of_reach(error))
     }
 
+    /// Returns whether the disk of SQLite has refused a write: it is full, or fails.
+    pub fn is_refused_by_disk(&self) -> bool {
+        // Full; the log cannot be written, or not as far as the disk; nor can its index in shared memory. Codes of Postgres have
+        // five characters.
+        const CODES: [&str; 4] = ["13", "778", "1034", "4874"];
+        matches!(self, Self::Unavailable(error) if CODES.iter().any(|code| super::engine::has_code(error, code)))
+    }
+
     /// Returns whether the transaction that failed with this error may be committed all the same, now or later.
     pub fn may_be_committed(&self) -> bool {
         matches!(self, Self::Unavailable(_))

@@ -118,21 +118,17 @@ async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResul
         values ($1, $2, $3, $4) on conflict (idempotency_key) do nothing";
     const FIND: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1";
-    on_engine!(tx, |conn| query(DELETE_EXPIRED)
-        .bind(key.name())
-        .bind(expiry_limit(now))
-        .execute(conn)
-        .await
-        .map(drop))?;
+    let expired = tx.statement(DELETE_EXPIRED).bind(key.name()).bind(expiry_limit(now));
+    expired.execute_later().await?;
     let tenant = tx.access.word();
-    let inserted = on_engine!(tx, |conn| query(INSERT)
+    let inserted = tx
+        .statement(INSERT)
         .bind(key.name())
         .bind(key.fingerprint())
         .bind(now.0)
         .bind(tenant)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
+        .execute()
+        .await?;
     if inserted == 1 {
         return Ok(IdempotentOutcome::First(()));
     }
@@ -189,17 +185,15 @@ async fn store_response(tx: &mut Tx<'_>, key: &IdempotencyKey, kept: &StoredResp
             ..ResponseColumns::default()
         },
     };
-    on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(key.name())
         .bind(row.status)
         .bind(row.body)
         .bind(row.location)
         .bind(row.thread_id)
         .bind(row.run_id)
-        .execute(conn)
+        .execute_later()
         .await
-        .map(drop))?;
-    Ok(())
 }
 
 /// Deletes the answers to requests about a thread. Those that name its runs say nothing, and are kept.

@@ -23,7 +23,7 @@ use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{InterruptId, RunId, ThreadId};
+use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Interrupt, Question};
 use crate::domain::ruling::RowCondition;
 use crate::domain::time::Timestamp;
@@ -107,8 +107,8 @@ impl InterruptState {
 }
 
 const SELECT: &str = "\
-    select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_call_id, status, \
-    interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal from interrupts";
+    select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_id, task_call_id, \
+    status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal from interrupts";
 
 /// The statement for the interrupt `$2` on the thread `$1`.
 const FIND: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
@@ -121,6 +121,7 @@ from_row! {
         lane: Uuid,
         agent_name: String,
         path: String,
+        task_id: Uuid,
         task_call_id: Option<String>,
         status: String,
         interrupt: String,
@@ -229,7 +230,7 @@ pub async fn insert_later(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult
         expires_at = excluded.expires_at";
     let id = &record.interrupt.id;
     let earlier = tx.statement(FIND).bind(record.thread.0).bind(id.0.as_str());
-    let rows = earlier.fetch_in_order().await?;
+    let rows = earlier.fetch_later().await?;
     let sealer = tx.sealer_of_thread(record.thread).await?;
     let interrupt = sealer.encode(&cell("interrupt", id), &record.interrupt)?;
     let resolution = encode_resolution(&sealer, id, record.resolution.as_ref())?;
@@ -433,10 +434,41 @@ pub async fn of_thread_later(
     statement.fetch_later().await.map(LaterInterrupts)
 }
 
+/// An interrupt whose question is not read yet, which may be large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnreadInterrupt {
+    /// The history of the agent that raised it.
+    pub lane: Lane,
+    /// The task that raised it.
+    pub task: TaskId,
+    /// True if it is pending.
+    pub is_pending: bool,
+}
+
+impl UnreadInterrupt {
+    fn of(row: &InterruptRow) -> Self {
+        Self {
+            lane: lane_of(row.lane),
+            task: TaskId(row.task_id),
+            is_pending: row.status == InterruptState::Pending.word(),
+        }
+    }
+}
+
 impl LaterInterrupts {
     /// Reads the interrupts.
     pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<Vec<InterruptRecord>> {
-        let records = readable(self.0.fetch_all(tx).await?)?;
+        self.read_where(tx, |_| true).await
+    }
+
+    /// Reads the interrupts that are `wanted`.
+    pub async fn read_where(
+        self,
+        tx: &mut Tx<'_>,
+        wanted: impl Fn(UnreadInterrupt) -> bool + Send,
+    ) -> DbResult<Vec<InterruptRecord>> {
+        let rows = self.0.fetch_all(tx).await?;
+        let records = readable(rows.into_iter().filter(|row| wanted(UnreadInterrupt::of(row))))?;
         tx.questions.keep(&records);
         Ok(records)
     }

@@ -337,6 +337,11 @@ impl Db {
         self.0.reach.is_settled()
     }
 
+    /// Returns whether the disk takes the writes of this process, as far as they have shown. Of Postgres nothing is known.
+    pub fn disk_takes_writes(&self) -> bool {
+        self.0.reach.disk_takes_writes()
+    }
+
     /// Runs `operation` on one consistent view of the database, with the [access](RowAccess) of the current task. The
     /// operation must not write.
     ///
@@ -471,7 +476,7 @@ impl Db {
         Box::pin(async move {
             let access = RowAccess::required()?;
             let Some(entries) = PendingEntries::current() else {
-                return self.0.queue.run(access, operation).await;
+                return self.queue_write(access, operation).await;
             };
             let stored = Arc::new(OnceLock::new());
             let of_operation = entries.clone();
@@ -486,7 +491,7 @@ impl Db {
                     Ok(is_kept)
                 })
             });
-            self.0.queue.run(access, operation_with_entries).await?;
+            self.queue_write(access, operation_with_entries).await?;
             if let Some(stored) = stored.get() {
                 entries.remove(stored);
             }
@@ -507,13 +512,28 @@ impl Db {
         let (operation, outcome) = DbOperation::with_outcome(operation);
         let access = RowAccess::required()?;
         match &self.0.readers {
-            Readers::Writer | Readers::Sqlite { .. } => self.0.queue.run(access, operation).await?,
+            Readers::Writer | Readers::Sqlite { .. } => self.queue_write(access, operation).await?,
             Readers::Postgres(pool) => {
                 let limit = self.0.limits.transaction();
                 writer::write_for_lease(pool, &self.0.parts, access, operation, limit).await?;
             }
         }
-        outcome.into_result()
+        let renewed = outcome.into_result();
+        if renewed.is_ok() {
+            self.0.reach.row_was_written();
+        }
+        renewed
+    }
+
+    /// Queues a write, and notes it if the disk refuses it.
+    async fn queue_write(&self, access: RowAccess, operation: DbOperation) -> DbResult<()> {
+        let written = self.0.queue.run(access, operation).await;
+        if let Err(error) = &written
+            && error.is_refused_by_disk()
+        {
+            self.0.reach.disk_has_refused_a_write(error);
+        }
+        written
     }
 
     /// Accepts no more operations, finishes the accepted ones, and closes all connections.

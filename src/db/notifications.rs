@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use sqlx::postgres::{PgListener, PgPoolOptions};
-use sqlx::{Acquire, Connection, query};
+use sqlx::{Acquire, Connection};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{Conn, PostgresPool, Tx};
+use super::engine::{Engine, PostgresPool, Tx};
 use super::error::DbResult;
 use super::hosts::PostgresHosts;
 use super::live::{LiveAddress, LiveNotice};
@@ -80,13 +80,13 @@ impl Notification {
 /// Sends a notification when the transaction commits. Nothing is sent if the transaction is rolled back.
 pub async fn notify(tx: &mut Tx<'_>, notify: Notification) -> DbResult<()> {
     const SQL: &str = "select pg_notify($1, $2)";
-    match &mut tx.conn {
-        Conn::Sqlite(_) => {}
-        Conn::Postgres(conn) => {
-            query(SQL).bind(CHANNEL).bind(notify.text()).execute(conn).await?;
+    match tx.engine() {
+        Engine::Sqlite => Ok(()),
+        Engine::Postgres => {
+            let statement = tx.statement(SQL).bind(CHANNEL).bind(notify.text());
+            statement.execute_later().await
         }
     }
-    Ok(())
 }
 
 /// The parts of the listener.

@@ -1,7 +1,10 @@
-//! The reachability of Postgres, as the connection that listens finds out.
+//! The reachability of Postgres, as the connection that listens finds out, and whether the disk of SQLite takes writes.
 //!
 //! While Postgres is out of reach, every task that uses the database fails again and again. The cause is logged once, when the listener
 //! cannot connect, and the failures of the others are details ([`warn_of`]).
+//!
+//! A disk that takes no writes is found out by the writes themselves. This server writes at least its lease, again and again, so it
+//! also finds out when the disk takes writes again.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -22,6 +25,10 @@ const RECONNECT_TIME: Duration = Duration::from_secs(4);
 
 /// The shortest time between two looks of a listener that is connected.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time without a failed write after which the disk counts as one that takes writes. A short write may fit where a longer one
+/// does not.
+const DISK_SETTLE_TIME: Duration = Duration::from_secs(5);
 
 /// The longest time for which a caller waits for a look of the listener.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,6 +59,8 @@ struct ReachState {
     out_since: Option<Instant>,
     /// True if the connection of the listener was lost before.
     was_lost: bool,
+    /// The time at which the disk of SQLite last refused a write; none if it takes writes.
+    refused_by_disk: Option<Instant>,
 }
 
 impl Default for ReachState {
@@ -60,6 +69,7 @@ impl Default for ReachState {
             changed: Instant::now(),
             out_since: None,
             was_lost: false,
+            refused_by_disk: None,
         }
     }
 }
@@ -152,6 +162,31 @@ impl Reachability {
         }
     }
 
+    /// Notes that the disk of SQLite has refused a write, and logs the cause if it took those before.
+    pub(super) fn disk_has_refused_a_write(&self, error: &DbError) {
+        let is_news = self.change(|state| state.refused_by_disk.replace(Instant::now()).is_none());
+        if is_news {
+            tracing::warn!(
+                %error,
+                "the disk of the database takes no writes: runs wait for it, and requests that write get the status 503"
+            );
+        }
+    }
+
+    /// Notes that a row was written.
+    pub(super) fn row_was_written(&self) {
+        let is_settled = |refused: &mut Instant| refused.elapsed() >= DISK_SETTLE_TIME;
+        let is_news = self.change(|state| state.refused_by_disk.take_if(is_settled).is_some());
+        if is_news {
+            tracing::info!("the disk of the database takes writes again");
+        }
+    }
+
+    /// Returns whether the disk takes writes, as far as is known.
+    pub(super) fn disk_takes_writes(&self) -> bool {
+        self.change(|state| state.refused_by_disk.is_none())
+    }
+
     /// Returns whether a connection that was idle for so long is used without a check: the check costs a round trip.
     pub(super) fn trusts(&self, idle: Duration) -> bool {
         idle < self.change(|state| state.changed.elapsed()).min(IDLE_CHECK_AFTER)
@@ -218,6 +253,23 @@ mod tests {
         assert!(reach.trusts(Duration::from_millis(500)));
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(!reach.trusts(Duration::from_secs(31)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_takes_writes_again_when_none_has_failed_for_a_while() {
+        let reach = Reachability::default();
+        reach.row_was_written();
+        assert!(reach.disk_takes_writes());
+        for _ in 0..2 {
+            reach.disk_has_refused_a_write(&DbError::Busy);
+            tokio::time::advance(DISK_SETTLE_TIME / 2).await;
+            reach.row_was_written();
+            assert!(!reach.disk_takes_writes());
+        }
+        tokio::time::advance(DISK_SETTLE_TIME).await;
+        assert!(!reach.disk_takes_writes(), "nothing was written since");
+        reach.row_was_written();
+        assert!(reach.disk_takes_writes());
     }
 
     #[tokio::test(start_paused = true)]

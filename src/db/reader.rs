@@ -26,7 +26,7 @@ use super::queue::{OperationReceiver, QueuedOperation, next};
 /// The number of readers of SQLite.
 const READERS: usize = 4;
 /// The statements that begin and end a snapshot.
-const BEGIN: PlainStatements = &["begin"];
+const BEGIN: PlainStatements = PlainStatements::new("begin", 1);
 const END: &str = "rollback";
 
 /// Returns readers of SQLite, which share a queue.
@@ -172,7 +172,8 @@ impl Reader {
     }
 
     /// Begins the read transaction with these statements.
-    pub(super) async fn begin(&mut self, statements: AssertSqlSafe<String>) -> DbResult<Transaction<'_, Postgres>> {
+    pub(super) async fn begin(&mut self, statements: PlainStatements) -> DbResult<Transaction<'_, Postgres>> {
+        let statements = AssertSqlSafe(statements.text().to_owned());
         let transaction = self.conn.begin_with(statements).await?;
         self.has_begun = true;
         Ok(transaction)

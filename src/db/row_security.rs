@@ -11,6 +11,7 @@
 use futures::future::Either;
 use sqlx::{AssertSqlSafe, PgConnection, query_scalar};
 
+use super::engine::PlainStatements;
 use super::{DbError, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::identity::{Identity, Tenant};
@@ -91,10 +92,12 @@ impl RowAccess {
         }
     }
 
-    /// Returns `begin` for a transaction of Postgres with this access. It is one message, so it costs no round trip, and
+    /// Returns `begin` for a transaction of Postgres with this access. It is part of a message, so it costs no round trip, and
     /// `set local` ends with the transaction: a connection carries nothing over to its next user.
-    pub(super) fn begin(&self, begin: &str) -> AssertSqlSafe<String> {
-        AssertSqlSafe(format!("{begin}; set local {}", self.setting()))
+    pub(super) fn begin(&self, begin: &PlainStatements) -> PlainStatements {
+        let mut begin = begin.clone();
+        begin.push(&format!("set local {}", self.setting()));
+        begin
     }
 
     /// Returns the statement that gives a connection of Postgres this access until it is closed.
@@ -138,7 +141,8 @@ mod tests {
 
     #[test]
     fn the_name_of_a_tenant_is_quoted() {
-        let begun = |access: RowAccess| access.begin("begin").0;
+        let begin = PlainStatements::new("begin", 1);
+        let begun = |access: RowAccess| access.begin(&begin).text().to_owned();
         assert_eq!(begun(tenant("acme")), "begin; set local adjutant.tenant = e'acme'");
         assert_eq!(begun(RowAccess::Server), "begin; set local adjutant.tenant = e'*'");
         assert_eq!(

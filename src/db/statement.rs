@@ -1,18 +1,19 @@
 //! A statement that can be sent together with others.
 //!
-//! On SQLite each exchange with the thread of the connection costs more than most statements. So statements whose results
-//! nothing needs wait for the next one of their transaction, and so do those whose [rows](LaterRows) are needed later.
-//! Postgres takes one statement with values at a time, so there each is sent at once, or when its rows are needed.
+//! Each exchange with the database costs more than most statements. So in a write, statements whose results nothing needs wait for
+//! the next one of their transaction, and so do those whose [rows](LaterRows) are needed later.
 
 use std::borrow::Cow;
+use std::marker::PhantomData;
 
 use futures::TryStreamExt;
-use sqlx::error::BoxDynError;
-use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::postgres::PgRow;
 use sqlx::sqlite::SqliteRow;
-use sqlx::{Arguments, AssertSqlSafe, Either, Encode, FromRow, Postgres, Sqlite, Type, query_as_with, query_with};
+use sqlx::{Either, Encode, FromRow, Postgres, Sqlite, Type};
 
-use super::engine::{Conn, Engine, PostgresConn, SqliteConn, first_row, push_number};
+use super::engine::{
+    BatchConn, Conn, Engine, PostgresConn, PostgresValues, Session, SqliteConn, ValueOffset, on_engine, push_number,
+};
 use super::{DbError, DbResult, Tx};
 
 /// The most values of a statement with rows on SQLite, which searches the place of each value by its number.
@@ -42,14 +43,12 @@ pub(super) struct Statement<'t, 'c> {
 enum Target<'t, 'c> {
     Sqlite {
         conn: &'t mut SqliteConn<'c>,
-        /// The number of values of the statements that wait.
-        offset: usize,
+        /// The place of the values, which are bound on the connection.
+        values: ValueOffset,
     },
     Postgres {
         conn: &'t mut PostgresConn<'c>,
-        arguments: PgArguments,
-        /// A value that could not be encoded.
-        error: Option<BoxDynError>,
+        values: PostgresValues,
     },
 }
 
@@ -58,13 +57,12 @@ impl<'c> Tx<'c> {
     pub(super) fn statement<'t>(&'t mut self, sql: &'static str) -> Statement<'t, 'c> {
         let target = match &mut self.conn {
             Conn::Sqlite(conn) => Target::Sqlite {
-                offset: conn.bound(),
+                values: conn.next_values(),
                 conn,
             },
             Conn::Postgres(conn) => Target::Postgres {
                 conn,
-                arguments: PgArguments::default(),
-                error: None,
+                values: PostgresValues::default(),
             },
         };
         Statement {
@@ -102,6 +100,27 @@ impl<'c> Tx<'c> {
     }
 }
 
+/// Runs the same body on the connection of either engine, with the text and the values of a statement. Like [`on_engine`], a macro
+/// since the connections have different types.
+macro_rules! send {
+    ($statement:expr, |$conn:ident, $sql:ident, $values:ident| $body:expr) => {{
+        let $sql = $statement.sql;
+        match $statement.target {
+            Target::Sqlite {
+                conn: $conn,
+                values: $values,
+            } => $body,
+            Target::Postgres {
+                conn: $conn,
+                values: mut $values,
+            } => {
+                $values.take_error()?;
+                $body
+            }
+        }
+    }};
+}
+
 impl Statement<'_, '_> {
     /// Binds the next value.
     pub(super) fn bind<'q>(mut self, value: impl SqlValue<'q>) -> Self {
@@ -123,11 +142,7 @@ impl Statement<'_, '_> {
         self.bound += 1;
         match &mut self.target {
             Target::Sqlite { conn, .. } => conn.bind(value),
-            Target::Postgres { arguments, error, .. } => {
-                if let Err(failed) = Arguments::add(arguments, value) {
-                    *error = Some(failed);
-                }
-            }
+            Target::Postgres { values, .. } => values.add(value),
         }
     }
 
@@ -150,23 +165,7 @@ impl Statement<'_, '_> {
     /// # Errors
     /// Those of the statement, and of others that waited.
     pub(super) async fn execute(self) -> DbResult<u64> {
-        match self.target {
-            Target::Sqlite { conn, offset } => {
-                let mut changed = 0;
-                let mut steps = conn.send_now(&self.sql, offset);
-                while let Some(step) = steps.try_next().await? {
-                    if let Either::Left(done) = step {
-                        changed = done.rows_affected();
-                    }
-                }
-                Ok(changed)
-            }
-            Target::Postgres { conn, arguments, error } => {
-                encoded(error)?;
-                let done = query_with(AssertSqlSafe(self.sql), arguments).execute(conn).await?;
-                Ok(done.rows_affected())
-            }
-        }
+        send!(self, |conn, sql, values| execute(conn, sql, values).await)
     }
 
     /// Executes the statement by the end of the transaction at the latest, and before any that follows. If it fails then,
@@ -176,14 +175,7 @@ impl Statement<'_, '_> {
     /// # Errors
     /// Those of the statement, and of others that waited.
     pub(super) async fn execute_later(self) -> DbResult<()> {
-        match self.target {
-            Target::Sqlite { conn, offset } => Ok(conn.send_later(&self.sql, offset).await?),
-            Target::Postgres { conn, arguments, error } => {
-                encoded(error)?;
-                query_with(AssertSqlSafe(self.sql), arguments).execute(conn).await?;
-                Ok(())
-            }
-        }
+        send!(self, |conn, sql, values| Ok(conn.send_later(sql, values).await?))
     }
 
     /// Executes the statement like [`Self::execute_later`]. If it changes no row, nothing of the transaction is stored: it fails
@@ -192,50 +184,18 @@ impl Statement<'_, '_> {
     /// # Errors
     /// [`DbError::NoRow`] if it changed no row, those of the statement, and of others that waited.
     pub(super) async fn change_later(self) -> DbResult<()> {
-        match self.target {
-            Target::Sqlite { conn, offset } => Ok(conn.change_later(&self.sql, offset).await?),
-            Target::Postgres { conn, arguments, error } => {
-                encoded(error)?;
-                let done = query_with(AssertSqlSafe(self.sql), arguments).execute(conn).await?;
-                match done.rows_affected() {
-                    0 => Err(DbError::NoRow),
-                    _ => Ok(()),
-                }
-            }
-        }
+        send!(self, |conn, sql, values| Ok(conn.change_later(sql, values).await?))
     }
 
-    /// Executes the statement before its rows are [read](LaterRows::fetch_all). On SQLite that is together with what is sent
-    /// meanwhile, on Postgres only then. So the transaction must change nothing meanwhile that the statement reads.
+    /// Executes the statement before its rows are [read](LaterRows::fetch_all), and before any statement that follows. So the
+    /// transaction may change what the statement reads.
     ///
     /// # Errors
     /// Those of the statement, and of others that waited.
     pub(super) async fn fetch_later<R: ReadRow>(self) -> DbResult<LaterRows<R>> {
-        let source = match self.target {
-            Target::Sqlite { conn, offset } => LaterSource::Sqlite(conn.fetch_later(&self.sql, offset).await?),
-            Target::Postgres { arguments, error, .. } => {
-                encoded(error)?;
-                LaterSource::Postgres(self.sql, arguments)
-            }
-        };
-        Ok(LaterRows { source })
-    }
-
-    /// Executes the statement before its rows are [read](LaterRows::fetch_all), and before any statement that follows. On SQLite
-    /// that is together with what is sent meanwhile, on Postgres at once. So the transaction may change what the statement reads.
-    ///
-    /// # Errors
-    /// Those of the statement, and of others that waited.
-    pub(super) async fn fetch_in_order<R: ReadRow>(self) -> DbResult<LaterRows<R>> {
-        let source = match self.target {
-            Target::Sqlite { conn, offset } => LaterSource::Sqlite(conn.fetch_later(&self.sql, offset).await?),
-            Target::Postgres { conn, arguments, error } => {
-                encoded(error)?;
-                let query = query_as_with(AssertSqlSafe(self.sql), arguments);
-                LaterSource::Read(query.fetch_all(conn).await?)
-            }
-        };
-        Ok(LaterRows { source })
+        let number = send!(self, |conn, sql, values| conn.fetch_later(sql, values).await)?;
+        let rows = PhantomData;
+        Ok(LaterRows { number, rows })
     }
 
     /// Executes the statement and returns its first row.
@@ -243,18 +203,10 @@ impl Statement<'_, '_> {
     /// # Errors
     /// Those of the statement, and of others that waited.
     pub(super) async fn fetch_optional<R: ReadRow>(self) -> DbResult<Option<R>> {
-        match self.target {
-            Target::Sqlite { conn, offset } => {
-                let row = first_row(&mut conn.send_now(&self.sql, offset)).await?;
-                Ok(row.map(|row| R::from_row(&row)).transpose()?)
-            }
-            Target::Postgres { conn, arguments, error } => {
-                encoded(error)?;
-                Ok(query_as_with(AssertSqlSafe(self.sql), arguments)
-                    .fetch_optional(conn)
-                    .await?)
-            }
-        }
+        send!(self, |conn, sql, values| {
+            let row = conn.fetch_first(sql, values).await?;
+            Ok(row.map(|row| R::from_row(&row)).transpose()?)
+        })
     }
 
     /// Executes the statement and returns all rows.
@@ -262,39 +214,36 @@ impl Statement<'_, '_> {
     /// # Errors
     /// Those of the statement, and of others that waited.
     pub(super) async fn fetch_all<R: ReadRow>(self) -> DbResult<Vec<R>> {
-        match self.target {
-            Target::Sqlite { conn, offset } => {
-                let mut rows = vec![];
-                let mut steps = conn.send_now(&self.sql, offset);
-                while let Some(step) = steps.try_next().await? {
-                    if let Either::Right(row) = step {
-                        rows.push(R::from_row(&row)?);
-                    }
+        send!(self, |conn, sql, values| {
+            let mut rows = vec![];
+            let mut steps = conn.send_now(sql, values).await?;
+            while let Some(step) = steps.try_next().await? {
+                if let Either::Right(row) = step {
+                    rows.push(R::from_row(&row)?);
                 }
-                Ok(rows)
             }
-            Target::Postgres { conn, arguments, error } => {
-                encoded(error)?;
-                Ok(query_as_with(AssertSqlSafe(self.sql), arguments)
-                    .fetch_all(conn)
-                    .await?)
-            }
+            Ok(rows)
+        })
+    }
+}
+
+/// Executes a statement and returns the number of rows that it has changed.
+async fn execute<S: Session>(conn: &mut BatchConn<S>, sql: Cow<'static, str>, values: S::Values) -> DbResult<u64> {
+    let mut changed = 0;
+    let mut steps = conn.send_now(sql, values).await?;
+    while let Some(step) = steps.try_next().await? {
+        if let Either::Left(done) = step {
+            changed = S::changed_rows(&done);
         }
     }
+    Ok(changed)
 }
 
 /// The rows of a statement that are read later in its transaction.
 pub(super) struct LaterRows<R> {
-    source: LaterSource<R>,
-}
-
-enum LaterSource<R> {
     /// The number under which the connection keeps the rows.
-    Sqlite(usize),
-    /// The statement with its values.
-    Postgres(Cow<'static, str>, PgArguments),
-    /// The rows of a statement that was executed.
-    Read(Vec<R>),
+    number: usize,
+    rows: PhantomData<fn() -> R>,
 }
 
 impl<R: ReadRow> LaterRows<R> {
@@ -303,20 +252,10 @@ impl<R: ReadRow> LaterRows<R> {
     /// # Errors
     /// Those of the statement, and of others that waited.
     pub(super) async fn fetch_all(self, tx: &mut Tx<'_>) -> DbResult<Vec<R>> {
-        match (self.source, &mut tx.conn) {
-            (LaterSource::Sqlite(number), Conn::Sqlite(conn)) => {
-                let rows = conn.take_kept(number).await?;
-                rows.iter().map(|row| R::from_row(row).map_err(DbError::from)).collect()
-            }
-            (LaterSource::Postgres(sql, arguments), Conn::Postgres(conn)) => {
-                Ok(query_as_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await?)
-            }
-            (LaterSource::Read(rows), _) => Ok(rows),
-            // The transaction of another database.
-            (LaterSource::Sqlite(_), Conn::Postgres(_)) | (LaterSource::Postgres(..), Conn::Sqlite(_)) => {
-                Err(DbError::Closed)
-            }
-        }
+        on_engine!(tx, |conn| {
+            let rows = conn.take_kept(self.number).await?;
+            rows.iter().map(|row| R::from_row(row).map_err(DbError::from)).collect()
+        })
     }
 
     /// Returns the first row, like [`Self::fetch_all`].
@@ -326,11 +265,6 @@ impl<R: ReadRow> LaterRows<R> {
     pub(super) async fn fetch_optional(self, tx: &mut Tx<'_>) -> DbResult<Option<R>> {
         Ok(self.fetch_all(tx).await?.into_iter().next())
     }
-}
-
-/// Returns the error of a value that could not be encoded.
-fn encoded(error: Option<BoxDynError>) -> sqlx::Result<()> {
-    error.map_or(Ok(()), |error| Err(sqlx::Error::Encode(error)))
 }
 
 /// The values of a row under construction.

@@ -1,7 +1,7 @@
 //! The usage of trees of runs whose budget spans several threads, and the share of each run in it.
 
 use const_format::concatcp;
-use sqlx::{query, query_as};
+use sqlx::query_as;
 
 use super::engine::on_engine;
 use super::row::from_row;
@@ -109,21 +109,10 @@ pub async fn create_missing(
         SUMS,
         ") values ($1, $2, $3, 0, 0, 0, 0, 0, 0, 0) on conflict (tree_id, run_id) do nothing"
     );
-    on_engine!(tx, |conn| query(TREE)
-        .bind(tree.0)
-        .bind(thread.0)
-        .bind(now.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
-    on_engine!(tx, |conn| query(SHARE)
-        .bind(tree.0)
-        .bind(share.0)
-        .bind(thread.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
-    Ok(())
+    let insert = tx.statement(TREE).bind(tree.0).bind(thread.0).bind(now.0);
+    insert.execute_later().await?;
+    let insert = tx.statement(SHARE).bind(tree.0).bind(share.0).bind(thread.0);
+    insert.execute_later().await
 }
 
 /// Returns the usage of a tree, locked until the end of the transaction. None if no run entered the tree, or its thread
@@ -136,7 +125,7 @@ pub async fn lock(tx: &mut Tx<'_>, tree: RunId) -> DbResult<Option<TreeUsed>> {
     );
     const POSTGRES: &str = concatcp!(SQLITE, " for update");
     let sql = tx.either(SQLITE, POSTGRES);
-    let row: Option<TreeRow> = on_engine!(tx, |conn| query_as(sql).bind(tree.0).fetch_optional(conn).await)?;
+    let row: Option<TreeRow> = tx.statement(sql).bind(tree.0).fetch_optional().await?;
     Ok(row.map(TreeUsed::from))
 }
 
@@ -146,7 +135,7 @@ pub async fn set(tx: &mut Tx<'_>, tree: RunId, used: &TreeUsed) -> DbResult<()> 
         children = $6, under_way = $7, busy_micros = $8, busy_before = $9, busy_from = $10, busy_until = $11, \
         cost_micros = $12 where tree_id = $1";
     let TreeUsed { sum, busy } = used;
-    on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(tree.0)
         .bind(sum.model_calls)
         .bind(sum.tool_calls)
@@ -159,20 +148,15 @@ pub async fn set(tx: &mut Tx<'_>, tree: RunId, used: &TreeUsed) -> DbResult<()> 
         .bind(busy.from.0)
         .bind(busy.until.0)
         .bind(sum.cost_micros)
-        .execute(conn)
+        .execute_later()
         .await
-        .map(drop))?;
-    Ok(())
 }
 
 /// Returns the share of a run in the usage of a tree.
 pub async fn share(tx: &mut Tx<'_>, tree: RunId, share: RunId) -> DbResult<Option<UsageChange>> {
     const SQL: &str = concatcp!("select ", SUMS, " from tree_shares where tree_id = $1 and run_id = $2");
-    let row: Option<SumRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(tree.0)
-        .bind(share.0)
-        .fetch_optional(conn)
-        .await)?;
+    let found = tx.statement(SQL).bind(tree.0).bind(share.0);
+    let row: Option<SumRow> = found.fetch_optional().await?;
     Ok(row.map(UsageChange::from))
 }
 
@@ -181,7 +165,8 @@ pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &U
     const SQL: &str = "update tree_shares set model_calls = model_calls + $3, tool_calls = tool_calls + $4, \
         input_tokens = input_tokens + $5, output_tokens = output_tokens + $6, children = children + $7, \
         under_way = under_way + $8, cost_micros = cost_micros + $9 where tree_id = $1 and run_id = $2";
-    let changed = on_engine!(tx, |conn| query(SQL)
+    let changed = tx
+        .statement(SQL)
         .bind(tree.0)
         .bind(share.0)
         .bind(change.model_calls)
@@ -191,9 +176,8 @@ pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &U
         .bind(change.children)
         .bind(change.under_way)
         .bind(change.cost_micros)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
+        .execute()
+        .await?;
     Ok(changed == 1)
 }
 

@@ -49,14 +49,12 @@ pub async fn renew_lease(
     const POSTGRES: &str = concatcp!(INSERT, NOW_POSTGRES, OR_UPDATE);
     let sql = tx.either(SQLITE, POSTGRES);
     let lease = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX / 2);
-    on_engine!(tx, |conn| query(sql)
+    tx.statement(sql)
         .bind(worker.0)
         .bind(lease)
         .bind(session_lock.map(|lock| lock.0))
-        .execute(conn)
+        .execute_later()
         .await
-        .map(drop))?;
-    Ok(())
 }
 
 /// Findings about the workers whose processes have ended.
@@ -106,10 +104,8 @@ pub async fn has_company(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
     const SQLITE: &str = concatcp!(OTHERS, NOW_SQLITE, ")");
     const POSTGRES: &str = concatcp!(OTHERS, NOW_POSTGRES, ")");
     let sql = tx.either(SQLITE, POSTGRES);
-    Ok(on_engine!(tx, |conn| query_scalar(sql)
-        .bind(worker.0)
-        .fetch_one(conn)
-        .await)?)
+    let found: Option<(bool,)> = tx.statement(sql).bind(worker.0).fetch_optional().await?;
+    Ok(found.is_some_and(|(has_company,)| has_company))
 }
 
 /// Returns whether `worker` has a valid lease.

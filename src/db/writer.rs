@@ -9,19 +9,19 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Connection, Postgres, SqliteConnection, query_scalar, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, SqliteConnection, query_scalar, raw_sql};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
+use super::engine::{
+    EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire_to_write,
+};
 use super::error::{DbError, DbResult};
 use super::notifications::Listening;
 use super::operation::DbOperation;
 use super::queue::{CompletedOperation, OperationReceiver, QueuedOperation, next};
-use super::reader::give_back;
 use super::row_security::RowAccess;
 
 /// The maximum number of operations that share a transaction.
@@ -137,12 +137,12 @@ async fn write_group(
 }
 
 /// The statements that begin the transaction.
-const BEGIN: PlainStatements = &["begin immediate"];
+const BEGIN: PlainStatements = PlainStatements::new("begin immediate", 1);
 /// The statements that end the first operation of several, and another one that others follow.
-const END_FIRST: PlainStatements = &["savepoint operation"];
-const END_NEXT: PlainStatements = &["release operation", "savepoint operation"];
+const END_FIRST: PlainStatements = PlainStatements::new("savepoint operation", 1);
+const END_NEXT: PlainStatements = PlainStatements::new("release operation; savepoint operation", 2);
 /// The statement that ends the transaction.
-const COMMIT: PlainStatements = &["commit"];
+const COMMIT: PlainStatements = PlainStatements::new("commit", 1);
 
 /// Runs the operations, each but the first within a savepoint, so that one operation can fail alone. The first that stores
 /// something needs none: the whole transaction is rolled back with it, and begins again. What begins and ends an operation is
@@ -173,7 +173,7 @@ async fn run_group(
             (false, false) => END_NEXT,
         };
         let ended = match operation.is_kept() {
-            true => end_operation(&mut tx, &mut operation, end).await,
+            true => end_operation(&mut tx, &mut operation, &end).await,
             false => Ok(()),
         };
         let begun = begun(&mut tx);
@@ -209,7 +209,7 @@ async fn run_group(
 fn begun(tx: &mut Tx<'_>) -> DbResult<PlainStatements> {
     match tx.take_opening_error() {
         Some(error) => Err(error.into()),
-        None => Ok(tx.unsent_opening()),
+        None => Ok(tx.unsent_opening().clone()),
     }
 }
 
@@ -217,7 +217,7 @@ fn begun(tx: &mut Tx<'_>) -> DbResult<PlainStatements> {
 ///
 /// # Errors
 /// When the transaction has failed.
-async fn end_operation(tx: &mut Tx<'_>, operation: &mut CompletedOperation, end: PlainStatements) -> DbResult<()> {
+async fn end_operation(tx: &mut Tx<'_>, operation: &mut CompletedOperation, end: &PlainStatements) -> DbResult<()> {
     let Err(EndError { part, error }) = tx.end_operation(end).await else {
         return Ok(());
     };
@@ -247,10 +247,7 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PostgresPool, count: usize
         let closing = closing.clone();
         let writer: BoxFuture<'static, ()> = Box::pin(async move {
             while let Some(operation) = next(&inbox, &closing).await {
-                // The timeout keeps a database that does not answer from blocking the writer for ever.
-                let limit = limits.transaction();
-                let write = parts.sealing.scope(write_one(&pool, &parts, operation, limit));
-                let _ = tokio::time::timeout(limit, Box::pin(write)).await;
+                write_in_time(&pool, &parts, operation, limits.transaction()).await;
             }
         });
         writer
@@ -269,66 +266,46 @@ pub(super) async fn write_for_lease(
     operation: DbOperation,
     limit: Duration,
 ) -> DbResult<()> {
-    let pool = pool.of_lease();
     let (queued, outcome) = QueuedOperation::new(access, operation);
-    let write = parts.sealing.scope(write_one(&pool, parts, queued, limit));
-    // The operation is dropped at the timeout, and its answer with it.
-    let _ = tokio::time::timeout(limit, Box::pin(write)).await;
+    write_in_time(&pool.of_lease(), parts, queued, limit).await;
+    // The operation was dropped at the timeout, and its answer with it.
     outcome.await.unwrap_or_else(|_| Err(DbError::late()))
 }
 
+/// Runs an operation in a transaction of its own. At the timeout the operation is dropped: a database that does not answer must not
+/// block its writer for ever.
+async fn write_in_time(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation, limit: Duration) {
+    let write = parts.sealing.scope(write_one(pool, parts, operation, limit));
+    let _ = tokio::time::timeout(limit, Box::pin(write)).await;
+}
+
 async fn write_one(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation, limit: Duration) {
-    let mut writer = match Writer::of(pool, limit).await {
-        Ok(writer) => writer,
+    let mut conn = match acquire_to_write(pool, limit).await {
+        Ok(conn) => conn,
         Err(error) => return operation.refuse(error),
     };
     let access = operation.access.clone();
-    let mut transaction = match writer.conn.begin_with(access.begin(&pool.begin_write)).await {
-        Ok(transaction) => transaction,
-        Err(error) => return operation.refuse(error.into()),
-    };
-    let mut tx = Tx::postgres(&mut transaction, parts, &access);
+    let mut tx = Tx::write_on_postgres(&mut conn, pool, parts, &access);
     if let Err(error) = parts.sealing.refresh_to_write(&mut tx).await {
-        return operation.refuse(error);
+        return operation.refuse(tx.take_opening_error().map_or(error, DbError::from));
     }
     let done = operation.run(&mut tx).await;
-    let is_refused = tx.is_refused();
-    let ended = if done.is_kept() {
-        transaction.commit().await
-    } else {
-        // The writes are not kept in either case, and the operation has already returned the reason.
-        transaction.rollback().await.or(Ok(()))
+    let ended = match done.is_kept() {
+        true => tx.end_operation(&COMMIT).await.map_err(|failed| failed.error),
+        // The writes are not kept, and the operation has already returned the reason.
+        false => tx.take_opening_error().map_or(Ok(()), Err),
     };
-    // A connection to a server that takes no writes any more does not return to the pool.
-    writer.has_ended = !is_refused;
+    let is_refused = tx.is_refused();
+    let has_begun = tx.unsent_opening().is_empty();
+    let is_committed = done.is_kept() && ended.is_ok();
+    drop(tx);
+    let has_ended = is_committed || !has_begun || raw_sql("rollback").execute(&mut *conn).await.is_ok();
     if is_refused {
         pool.reach.writes_are_refused();
     }
+    // A connection to a server that takes no writes any more is not used again.
+    if has_ended && !is_refused {
+        pool.idle.put(conn);
+    }
     done.report(ended.map_err(DbError::from));
-}
-
-/// A connection that returns to its pool only when its transaction has ended.
-struct Writer {
-    conn: PoolConnection<Postgres>,
-    has_ended: bool,
-    limit: Duration,
-}
-
-impl Writer {
-    async fn of(pool: &PostgresPool, limit: Duration) -> DbResult<Self> {
-        Ok(Self {
-            conn: acquire(pool).await?,
-            has_ended: false,
-            limit,
-        })
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        match self.has_ended {
-            true => give_back(&mut self.conn, self.limit),
-            false => self.conn.close_on_drop(),
-        }
-    }
 }

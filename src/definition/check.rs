@@ -83,9 +83,14 @@ impl ValidationContext {
         format!("`{name}` is listed twice{}", same.unwrap_or_default())
     }
 
+    /// Returns the setting of the policy of this name that is the name of a model.
+    pub fn model_setting(&self, policy: &str) -> Option<&'static str> {
+        self.middleware.get(policy)?.model_setting
+    }
+
     /// Returns the model that a listed policy names, with the setting that does.
-    pub fn model_of<'a>(&self, policy: &'a Policy) -> Option<(&'static str, &'a str)> {
-        let setting = self.middleware.get(&policy.name)?.model_setting?;
+    pub(super) fn model_of<'a>(&self, policy: &'a Policy) -> Option<(&'static str, &'a str)> {
+        let setting = self.model_setting(&policy.name)?;
         Some((setting, policy.text(setting)?))
     }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::builtins::{Builtin, SKILLS};
 use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::{AgentDefinition, Headers, ModelNames, Policy, SubagentDefinition, SummarizationRule};
+use super::{AgentDefinition, Headers, Policy, SubagentDefinition};
 use crate::domain::name_patterns::matches;
 
 /// The names that definitions of clients may use: none, unless the configuration lists them.
@@ -47,9 +47,11 @@ impl ClientRules {
         }
         let mut check = Check {
             rules: self,
-            context,
             findings: vec![],
         };
+        for model in agent.named_models(|policy| context.model_setting(policy)) {
+            check.name(model.field, model.name, "models");
+        }
         check.agent(agent);
         check.findings
     }
@@ -57,25 +59,18 @@ impl ClientRules {
 
 struct Check<'a> {
     rules: &'a ClientRules,
-    context: &'a ValidationContext,
     findings: Vec<Diagnostic>,
 }
 
 impl Check<'_> {
     fn agent(&mut self, agent: &AgentDefinition) {
         let top = FieldPath::default();
-        self.models(&top.then("model"), &agent.model);
-        for (at, model) in agent.configurable.models.iter().enumerate() {
-            self.model(&top.then("configurable").then("models").then(at), model);
-        }
         self.external(&top, &agent.runnable, &agent.url, &agent.headers);
-        self.summarizer(&top, Some(&agent.summarization));
         self.tools(&top.then("tools"), &agent.tools);
         self.tools(&top.then("skill_tools"), &agent.skill_tools);
         self.policies(&top.then("middleware"), &agent.middleware);
         let field = top.then("general_purpose_subagent");
         let general = &agent.general_purpose_subagent;
-        self.maybe_models(&field, general.model.as_ref());
         self.tools(&field.then("tools"), general.tools.as_deref().unwrap_or_default());
         self.policies(&field.then("middleware"), &general.middleware);
         for (at, subagent) in agent.subagents.iter().enumerate() {
@@ -84,8 +79,6 @@ impl Check<'_> {
     }
 
     fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition) {
-        self.maybe_models(field, subagent.model.as_ref());
-        self.summarizer(field, subagent.summarization.as_ref());
         self.tools(&field.then("tools"), subagent.tools.as_deref().unwrap_or_default());
         self.tools(&field.then("skill_tools"), &subagent.skill_tools);
         self.policies(&field.then("middleware"), &subagent.middleware);
@@ -110,33 +103,6 @@ impl Check<'_> {
         }
     }
 
-    fn maybe_models(&mut self, field: &FieldPath, models: Option<&ModelNames>) {
-        if let Some(models) = models {
-            self.models(&field.then("model"), models);
-        }
-    }
-
-    fn models(&mut self, field: &FieldPath, models: &ModelNames) {
-        let is_list = !models.fallbacks().is_empty();
-        for (at, model) in models.all().iter().enumerate() {
-            let field = if is_list { field.then(at) } else { field.clone() };
-            self.model(&field, model);
-        }
-    }
-
-    fn summarizer(&mut self, field: &FieldPath, rule: Option<&SummarizationRule>) {
-        if let Some(model) = rule.and_then(SummarizationRule::model) {
-            self.model(&field.then("summarization").then("model"), model);
-        }
-    }
-
-    fn model(&mut self, field: &FieldPath, model: &str) {
-        // Another check reports a missing model.
-        if !model.trim().is_empty() {
-            self.name(field.clone(), model, "models");
-        }
-    }
-
     fn tools(&mut self, field: &FieldPath, tools: &[String]) {
         for (at, tool) in tools.iter().enumerate() {
             self.name(field.then(at), tool, "tools");
@@ -146,9 +112,6 @@ impl Check<'_> {
     fn policies(&mut self, field: &FieldPath, policies: &[Policy]) {
         for (at, policy) in policies.iter().enumerate() {
             let field = field.then(at);
-            if let Some((setting, model)) = self.context.model_of(policy) {
-                self.model(&field.then(setting), model);
-            }
             if !Builtin::is_listed(&policy.name) {
                 self.name(field, &policy.name, "tools");
                 continue;
@@ -224,18 +187,18 @@ mod tests {
         };
         let expected = [
             "model",
+            "middleware[0].model",
             "summarization.model",
+            "general_purpose_subagent.model",
+            "subagents[0].model",
+            "subagents[0].summarization.model",
             "tools[0]",
             "tools[1]",
             "skill_tools[0]",
-            "middleware[0].model",
             "middleware[0]",
             "middleware[1].tools[0]",
-            "general_purpose_subagent.model",
             "general_purpose_subagent.tools[0]",
             "general_purpose_subagent.middleware[0]",
-            "subagents[0].model",
-            "subagents[0].summarization.model",
             "subagents[0].tools[0]",
             "subagents[0].skill_tools[0]",
             "subagents[0].middleware[0]",

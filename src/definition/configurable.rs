@@ -102,6 +102,13 @@ impl AgentDefinition {
         chosen.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
+    /// Returns the choices of a model that runs have: none, and each model in the place of the first one.
+    pub fn model_choices(&self) -> impl Iterator<Item = Map<String, Value>> {
+        let models = self.configurable.models.iter();
+        let chosen = models.map(|model| Map::from_iter([(MODEL.to_owned(), Value::from(model.as_str()))]));
+        std::iter::once(Map::new()).chain(chosen)
+    }
+
     /// Returns the definition as a run with these choices has it. Choices that are not allowed change nothing; they were
     /// refused before.
     #[must_use]

@@ -88,21 +88,28 @@ impl AgentDefinition {
             .collect()
     }
 
+    /// Returns whether the agent has the standard subagent: it is neither switched off nor replaced.
+    pub(super) fn has_general_purpose(&self) -> bool {
+        let general = &self.general_purpose_subagent;
+        let name = general.name.as_deref().unwrap_or(GENERAL_PURPOSE);
+        let is_replaced = || self.synchronous().any(|subagent| subagent.name == name);
+        !self.is_program() && general.enabled && !is_replaced()
+    }
+
     /// Returns the general-purpose subagent, if it is not replaced. The definition has to be
     /// [resolved](Self::resolved).
     pub(super) fn general_purpose(&self) -> Option<SubagentDefinition> {
-        if self.is_program() {
+        if !self.has_general_purpose() {
             return None;
         }
         let general = &self.general_purpose_subagent;
         let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());
-        let is_replaced = self.synchronous().any(|subagent| subagent.name == name);
         let own = general.system_prompt.clone();
         // The parent's instructions replace the standard ones, and stand before the subagent's own.
         let is_told = general.inherit.prompt && !self.system_prompt.is_blank();
         let standard = if is_told { "" } else { GENERAL_PROMPT };
         let has_skills = !general.block_middleware.iter().any(|name| name == SKILLS);
-        let described = || SubagentDefinition {
+        let described = SubagentDefinition {
             name,
             description: general
                 .description
@@ -122,7 +129,7 @@ impl AgentDefinition {
             block_middleware: general.block_middleware.clone(),
             ..SubagentDefinition::default()
         };
-        (general.enabled && !is_replaced).then(|| described().resolved(self))
+        Some(described.resolved(self))
     }
 }
 

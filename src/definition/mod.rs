@@ -9,11 +9,13 @@
 //! | several spellings of one meaning | `policy` (`resolved`), `inherit`, `profile` |
 //! | the spellings of other systems and of older times | `compat` |
 //! | the rules for calls that permissions give, and their patterns | `call_rules`, `patterns` |
+//! | the models that a definition names, for rules about models | `named_models` |
 //! | stored definitions, and files beside them | `record`, `bundled_files`, `named_sources` |
 //!
 //! A new field of agents and subagents is one entry in the lists of `agent`, is used where agents are built
 //! (`agent::assemble`, or the policy that it concerns) and is in the tables of `docs/agents.md` and
-//! `docs/subagents.md`.
+//! `docs/subagents.md`. If it names a model, `named_models` lists it, so that clients and tenants use only models that they
+//! may use, and a missing key is reported.
 //!
 //! Every field has a default, so that a definition with mistakes can be read as far as possible and all mistakes be
 //! reported at once: [`read()`] reports wrong shapes, [`check`] wrong values.
@@ -41,6 +43,7 @@ mod mcp_oauth;
 mod media_inputs;
 mod model_names;
 mod model_settings;
+mod named_models;
 mod named_sources;
 mod patterns;
 mod permission;
@@ -87,6 +90,7 @@ pub use inherit::{Inherit, InheritedPolicies};
 pub use media_inputs::MediaInputs;
 pub use model_names::{MAX_MODEL_NAMES, ModelNames};
 pub use model_settings::{is_about_answers, is_structural_setting};
+pub use named_models::{ModelUsage, NamedModel};
 pub use permission::{FileOperation, FileRules, Permission, PermissionMode};
 pub use policy::Policy;
 pub use profile::{GeneralProfile, HarnessProfile, HarnessProfiles};

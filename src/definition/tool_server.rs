@@ -13,6 +13,8 @@ use super::read_access::check_read_access;
 use super::words::address_problem;
 use super::{AfterCrash, Headers, OnError, ReadAccess, check_headers};
 
+/// The shortest pause between two looks at the list of tools, in seconds. Each is a request.
+const SHORTEST_REFRESH_S: f64 = 1.0;
 /// The longest pause between two looks at the list of tools, in seconds.
 const LONGEST_REFRESH_S: f64 = 86_400.0;
 
@@ -38,7 +40,7 @@ pub struct ToolServerDefinition {
     pub timeout_s: Option<f64>,
     /// Seconds to wait for the list of tools.
     pub start_timeout_s: f64,
-    /// Seconds between two looks at the list of tools, which is transferred only when it has changed.
+    /// Seconds between two looks at the list of tools, which is transferred only when it has changed; at least 1.
     pub refresh_s: f64,
     /// The maximum number of times that a call is repeated if the service cannot be reached or is busy (status 429, 502,
     /// 503 or 504). At most 10; all attempts together take no longer than `timeout_s`.
@@ -99,17 +101,22 @@ impl ToolServerDefinition {
         } else if let Some(problem) = self.url_problem() {
             wrong(top.then("url"), problem);
         }
-        for (field, seconds, longest) in [
-            ("timeout_s", self.timeout_s, LONGEST_TIMEOUT_S),
-            ("start_timeout_s", Some(self.start_timeout_s), LONGEST_TIMEOUT_S),
-            ("refresh_s", Some(self.refresh_s), LONGEST_REFRESH_S),
+        for (field, seconds) in [
+            ("timeout_s", self.timeout_s),
+            ("start_timeout_s", Some(self.start_timeout_s)),
         ] {
-            if !seconds.is_none_or(|seconds| seconds > 0.0 && seconds <= longest) {
+            if !seconds.is_none_or(|seconds| seconds > 0.0 && seconds <= LONGEST_TIMEOUT_S) {
                 wrong(
                     top.then(field),
-                    format!("must be more than 0 and at most {longest} seconds"),
+                    format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
                 );
             }
+        }
+        if !(SHORTEST_REFRESH_S..=LONGEST_REFRESH_S).contains(&self.refresh_s) {
+            wrong(
+                top.then("refresh_s"),
+                format!("must be from {SHORTEST_REFRESH_S} to {LONGEST_REFRESH_S} seconds"),
+            );
         }
         if self.max_retries > MOST_RETRIES {
             wrong(top.then("max_retries"), format!("must be at most {MOST_RETRIES}"));

@@ -46,7 +46,7 @@ actions! {
     ThreadsRead = "threads:read",
     /// Change the metadata or the state of a thread, or cancel its runs.
     ThreadsUpdate = "threads:update",
-    /// Delete or prune a thread, or delete one of its runs.
+    /// Delete or prune a thread, or delete one of its runs, also by a rollback.
     ThreadsDelete = "threads:delete",
     /// Find threads.
     ThreadsSearch = "threads:search",

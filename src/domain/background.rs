@@ -200,6 +200,15 @@ impl BackgroundTask {
         Self::read(state.fields.get(FIELD)?.get(id.trim())?)
     }
 
+    /// Returns the write to the field that removes the tasks from it that are not over, given its value; none if there are no
+    /// such tasks.
+    pub fn removal_of_open(tasks: Option<&Value>) -> Option<Value> {
+        let is_open = |task: &Value| Self::read(task).is_some_and(|task| !task.status.is_final());
+        let open = tasks?.as_object()?.iter().filter(|(_, task)| is_open(task));
+        let removed: Map<String, Value> = open.map(|(id, _)| (id.clone(), Value::Null)).collect();
+        (!removed.is_empty()).then(|| removed.into())
+    }
+
     fn read(stored: &Value) -> Option<Self> {
         let mut task: Self = serde_json::from_value(stored.clone()).ok()?;
         if task.reported_run_id.is_none() && !task.status.is_outcome() {

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::checkpoint::Lane;
@@ -196,6 +197,7 @@ pub enum Fact {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         carried_from: Option<CheckpointId>,
         /// The interrupts. A parent repeats those of its children.
+        #[serde(deserialize_with = "read_interrupts")]
         interrupts: Vec<Interrupt>,
     },
     /// A breakpoint of the client was reached.
@@ -221,6 +223,14 @@ pub enum Fact {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         used: Option<Box<Totals>>,
     },
+}
+
+/// Reads the interrupts of an event, which a former release has stored with their questions. Schemas are not read from the form in
+/// which the fields of a variant are kept until its tag is known, but from values.
+fn read_interrupts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Interrupt>, D::Error> {
+    let stored = Vec::<Value>::deserialize(deserializer)?;
+    let read = stored.into_iter().map(serde_json::from_value::<Interrupt>);
+    read.collect::<Result<Vec<_>, _>>().map_err(D::Error::custom)
 }
 
 impl Fact {

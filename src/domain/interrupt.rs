@@ -9,6 +9,7 @@ use super::Invalid;
 use super::approvers::Approvers;
 use super::id::{InterruptId, TaskId};
 use super::schema::Schema;
+use super::schema_text::SchemaText;
 
 /// A question that a run has asked and waits for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -121,7 +122,7 @@ pub struct Question {
     /// `{type: "tool_approval", tool_call_id, name, args, description}`.
     pub value: Value,
     /// The JSON Schema of a valid answer.
-    pub schema: Value,
+    pub schema: SchemaText,
     /// The ids of the tool calls in question, in the order of `action_requests`.
     #[serde(default)]
     pub calls: Vec<String>,
@@ -236,6 +237,11 @@ impl Question {
         self.kind == QuestionKind::ToolApproval && self.has_type(TOOL_APPROVAL)
     }
 
+    /// Returns the kinds of decisions that the schema allows, for a question that is answered by one decision.
+    pub fn allowed_types(&self) -> Option<Value> {
+        self.schema.find(&["properties", "type", "enum"])
+    }
+
     /// Returns whether clients are told the schema of a valid answer together with the question.
     pub fn shows_schema(&self) -> bool {
         self.is_per_call() || self.has_type(ASK_USER)
@@ -276,6 +282,21 @@ impl Question {
         json!({"type": "answered", "answers": answers})
     }
 
+    /// Returns a place in an answer as it was given, for the same place in its [normalised](Self::normalised) form: `.type` is
+    /// `.decisions[0].type` if the only decision was given in a list.
+    pub fn place_as_given(&self, given: &Value, place: &str) -> String {
+        let normalised = self.normalised(given.clone());
+        if normalised == *given {
+            return place.to_owned();
+        }
+        if self.is_per_call() {
+            return format!(".decisions[0]{place}");
+        }
+        let is_list_of_answers = normalised.get("answers") == Some(given);
+        let in_answers = place.strip_prefix(".answers").filter(|_| is_list_of_answers);
+        in_answers.unwrap_or_default().to_owned()
+    }
+
     /// Validates an answer, before it is stored.
     ///
     /// # Errors
@@ -298,7 +319,8 @@ impl Question {
                 "must be one decision, such as {\"type\": \"approve\"}",
             ));
         };
-        let allowed = self.schema.pointer("/properties/type/enum").and_then(Value::as_array);
+        let allowed = self.allowed_types();
+        let allowed = allowed.as_ref().and_then(Value::as_array);
         if allowed.is_some_and(|allowed| !allowed.contains(kind)) {
             let allowed = json!(allowed);
             return Err(Invalid::new(

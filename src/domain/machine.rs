@@ -29,6 +29,7 @@ use super::stored;
 pub use super::failure::Failure;
 
 mod copied;
+mod destination;
 mod external;
 mod overwrites;
 mod plan;
@@ -36,6 +37,7 @@ mod program;
 mod review;
 
 pub use copied::{CopiedChild, CopiedStep};
+pub use destination::Destination;
 pub use plan::{END, HookPoint, MODEL, Plan, RUNNABLE, START, TOOLS};
 
 /// The state of a run between two commits. Its position is stored with the newest checkpoint; its state is the sum of

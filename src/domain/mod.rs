@@ -70,6 +70,7 @@ pub mod run;
 pub mod run_config;
 pub mod sandbox;
 pub mod schema;
+pub mod schema_text;
 pub mod secret;
 pub mod serde_messages;
 pub mod size;

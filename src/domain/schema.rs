@@ -15,6 +15,7 @@ use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::{Map, Value};
 
 use super::json_limits;
+use super::schema_text::SchemaText;
 use super::{Invalid, size};
 
 /// The maximum size of a schema, in bytes of its texts, numbers and brackets. The largest schemas of published MCP
@@ -101,12 +102,12 @@ const UNEXPLAINED: &str = "does not fit its schema, which has too many alternati
 /// The text for a value that is not checked.
 const TOO_LARGE: &str = "is too large to be checked against its schema";
 
-/// Compiled schemas by their content, the last used one last. Questions about the same calls have the same schema, and to
+/// Compiled schemas by their texts, the last used one last. Questions about the same calls have the same schema, and to
 /// compile it takes longer than to check their answers.
 struct KeptSchemas(Mutex<VecDeque<KeptSchema>>);
 
 struct KeptSchema {
-    content: Value,
+    text: SchemaText,
     compiled: Arc<Schema>,
 }
 
@@ -115,19 +116,19 @@ impl KeptSchemas {
         Self(Mutex::new(VecDeque::new()))
     }
 
-    /// Returns the compiled schema of this content.
-    fn find(&self, schema: &Value) -> Option<Arc<Schema>> {
+    /// Returns the compiled schema of this text.
+    fn find(&self, schema: &SchemaText) -> Option<Arc<Schema>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().rposition(|known| known.content == *schema)?;
+        let at = kept.iter().rposition(|known| known.text == *schema)?;
         let found = kept.remove(at)?;
         let compiled = Arc::clone(&found.compiled);
         kept.push_back(found);
         Some(compiled)
     }
 
-    fn keep(&self, schema: &Value, compiled: &Arc<Schema>) {
+    fn keep(&self, schema: &SchemaText, compiled: &Arc<Schema>) {
         let kept_schema = KeptSchema {
-            content: schema.clone(),
+            text: schema.clone(),
             compiled: Arc::clone(compiled),
         };
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,13 +139,14 @@ impl KeptSchemas {
     }
 
     /// Returns a compiled schema, and compiles it if it is not kept.
-    fn compile(&self, schema: &Value) -> Result<Arc<Schema>, SchemaError> {
+    fn compile(&self, schema: &SchemaText) -> Result<Arc<Schema>, SchemaError> {
         if let Some(compiled) = self.find(schema) {
             return Ok(compiled);
         }
-        let compiled = Arc::new(Schema::compile(schema)?);
+        let value = schema.parse();
+        let compiled = Arc::new(Schema::compile(&value)?);
         // A short regular expression may take a megabyte.
-        if !compiled.has_patterns && size::of_value(schema) <= MAX_KEPT_BYTES {
+        if !compiled.has_patterns && size::of_value(&value) <= MAX_KEPT_BYTES {
             self.keep(schema, &compiled);
         }
         Ok(compiled)
@@ -156,7 +158,7 @@ impl Schema {
     ///
     /// # Errors
     /// As [`Self::compile`].
-    pub fn compile_once(schema: &Value) -> Result<Arc<Self>, SchemaError> {
+    pub fn compile_once(schema: &SchemaText) -> Result<Arc<Self>, SchemaError> {
         KEPT.compile(schema)
     }
 

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 
 use super::field::{FieldRule, FieldVisibility};
 use super::file_content::FileContent;
+use super::media::media_kind;
 use super::message::{Content, Message};
 use super::message_list::MessageList;
 use super::summarization::{self, SummarizationEvent};
@@ -519,13 +520,7 @@ impl State {
 
     /// Returns the blocks of the model's last message that are media: images, audio, video and files.
     pub fn media(&self) -> Vec<Value> {
-        let is_media = |block: &&Value| {
-            let kind = block.get("type").and_then(Value::as_str);
-            matches!(
-                kind,
-                Some("image" | "image_url" | "audio" | "input_audio" | "video" | "file")
-            )
-        };
+        let is_media = |block: &&Value| media_kind(block).is_some();
         match self.last_ai().map(|message| &message.content) {
             Some(Content::Blocks(blocks)) => blocks.iter().filter(is_media).cloned().collect(),
             Some(Content::Text(_)) | None => vec![],

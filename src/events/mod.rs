@@ -278,14 +278,10 @@ impl Events {
         if let Some(state) = self.db.states().get(checkpoint) {
             return Ok(state);
         }
-        self.db
-            .read(move |tx| {
-                Box::pin(async move {
-                    let found = db::checkpoints::get(tx, thread, checkpoint).await?;
-                    Ok(Arc::new(found.map(|checkpoint| checkpoint.state).unwrap_or_default()))
-                })
-            })
-            .await
+        let read = self
+            .db
+            .read(move |tx| Box::pin(db::checkpoints::find_state(tx, thread, checkpoint)));
+        Ok(read.await?.unwrap_or_default())
     }
 
     /// An agent at a checkpoint; `None` if the checkpoint does not exist.
@@ -295,12 +291,13 @@ impl Events {
     pub async fn snapshot(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<AgentSnapshot>> {
         let read = self.db.read(move |tx| {
             Box::pin(async move {
-                let Some(found) = db::checkpoints::get(tx, thread, checkpoint).await? else {
+                let Some(found) = db::checkpoints::find(tx, thread, checkpoint).await? else {
                     return Ok(None);
                 };
-                let interrupts = db::interrupts::of_thread(tx, thread, None).await?;
-                let own = interrupts.into_iter().filter(|record| record.lane == found.lane);
-                let interrupts = own.map(|record| record.interrupt).collect();
+                let lane = found.lane;
+                let interrupts = db::interrupts::of_thread_later(tx, thread, None).await?;
+                let own = interrupts.read_where(tx, move |asked| asked.lane == lane).await?;
+                let interrupts = own.into_iter().map(|record| record.interrupt).collect();
                 Ok(Some(AgentSnapshot {
                     entry: Arc::new(found.entry),
                     run: found.run,

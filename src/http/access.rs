@@ -20,7 +20,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use super::ApiParts;
-use super::audit;
 use super::client::{ClientId, peer_address};
 use super::error::ApiError;
 use super::response_budget::Permit;
@@ -30,6 +29,7 @@ use super::socket_messages::{MessageLimit, SocketMessages};
 use super::stream_limits::StreamPermit;
 use crate::db::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
+use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::call_token::CallBinding;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
@@ -107,7 +107,7 @@ impl Api {
     pub async fn check(&self, action: Action, resource: ResourceRef) -> Result<(), ApiError> {
         let checked = self.access.check(&self.caller, action, resource).await;
         if checked.is_err() {
-            audit::record(self, action, || resource.to_string(), &checked);
+            self.record_decision(action, || resource.to_string(), &checked);
         }
         Ok(checked?)
     }
@@ -119,7 +119,7 @@ impl Api {
     pub(super) fn check_new(&self, action: Action, metadata: &Map<String, Value>) -> Result<(), ApiError> {
         let checked = self.access.check_new(&self.caller, action, metadata);
         if checked.is_err() {
-            audit::record(self, action, String::new, &checked);
+            self.record_decision(action, String::new, &checked);
         }
         Ok(checked?)
     }
@@ -132,7 +132,7 @@ impl Api {
     pub(super) async fn check_policies(&self, action: Action, resource: ResourceRef) -> Result<(), ApiError> {
         let checked = self.access.check_policies(&self.caller, action, resource).await;
         if checked.is_err() {
-            audit::record(self, action, || resource.to_string(), &checked);
+            self.record_decision(action, || resource.to_string(), &checked);
         }
         Ok(checked?)
     }
@@ -146,8 +146,7 @@ impl Api {
     pub(super) fn check_agent(&self, action: Action, graph_id: &str) -> Result<(), ApiError> {
         let checked = self.access.check_agent(&self.caller, action, graph_id);
         if checked.is_err() {
-            audit::record(
-                self,
+            self.record_decision(
                 action,
                 || format!("graph:{}", first_chars(graph_id, MAX_RESOURCE_CHARS)),
                 &checked,
@@ -171,8 +170,35 @@ impl Api {
         thread: ThreadId,
     ) -> Result<(), ApiError> {
         let checked = self.access.check(&self.caller, action, resource).await;
-        audit::record(self, action, || ResourceRef::Thread(thread).to_string(), &checked);
+        self.record_decision(action, || ResourceRef::Thread(thread).to_string(), &checked);
         Ok(checked?)
+    }
+
+    /// Records the decision about the request or a command, if the audit contains such requests. Only then the text of the
+    /// resource is asked for. Without a decision, since the database failed, there is nothing to record.
+    pub(super) fn record_decision(
+        &self,
+        action: Action,
+        resource: impl FnOnce() -> String,
+        checked: &Result<(), AccessError>,
+    ) {
+        let policies: &[String] = match checked {
+            Ok(()) => &[],
+            Err(AccessError::Refused { policies, .. }) => policies,
+            Err(AccessError::Fault(_)) => return,
+        };
+        let outcome = match checked.is_ok() {
+            true => AuditOutcome::Allowed,
+            false => AuditOutcome::Denied,
+        };
+        if !self.audit.contains(&self.caller, action, outcome) {
+            return;
+        }
+        let entry = AuditEntry {
+            address: self.address,
+            ..AuditEntry::new(&self.caller, action, resource(), outcome, self.audit.now())
+        };
+        self.audit.record(entry.because_of(policies));
     }
 
     /// Returns whether the caller may do this to a resource that the body of the request names.
@@ -291,7 +317,7 @@ impl FromRequestParts<AppState> for Api {
             let resource = variables.map_or(ResourceRef::Collection, |variables| resource_of(variables, subject));
             let checked = api.access.check(&api.caller, action, resource).await;
             let named = || variables.map(resource_text).unwrap_or_default();
-            audit::record(&api, action, named, &checked);
+            api.record_decision(action, named, &checked);
             checked?;
         }
         Ok(api)

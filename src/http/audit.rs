@@ -22,7 +22,7 @@ use crate::domain::api_key::ApiKey;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::identity::Identity;
 use crate::domain::time::Timestamp;
-use crate::runtime::{AccessError, Audit};
+use crate::runtime::Audit;
 
 /// The largest page of entries.
 const MAX_ENTRIES: i64 = 1000;
@@ -43,28 +43,6 @@ pub(super) fn not_stored(error: DbError) -> ApiError {
         return ApiError::shutting_down();
     }
     error.into()
-}
-
-/// Records the decision about a request or a command, if the audit contains such requests. Only then the text of the
-/// resource is asked for. Without a decision, since the database failed, there is nothing to record.
-pub(super) fn record(api: &Api, action: Action, resource: impl FnOnce() -> String, checked: &Result<(), AccessError>) {
-    let policies: &[String] = match checked {
-        Ok(()) => &[],
-        Err(AccessError::Refused { policies, .. }) => policies,
-        Err(AccessError::Fault(_)) => return,
-    };
-    let outcome = match checked.is_ok() {
-        true => AuditOutcome::Allowed,
-        false => AuditOutcome::Denied,
-    };
-    if !api.audit.contains(&api.caller, action, outcome) {
-        return;
-    }
-    let entry = AuditEntry {
-        address: api.address,
-        ..AuditEntry::new(&api.caller, action, resource(), outcome, api.audit.now())
-    };
-    api.audit.record(entry.because_of(policies));
 }
 
 /// Records that a request was refused because of the page or the host name from which it comes, which are not those of the

@@ -14,7 +14,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::wire::diagnostic::DiagnosticView;
+use super::diagnostic::DiagnosticView;
 use crate::auth::KeyError;
 use crate::db::{DbError, warn_of};
 use crate::domain::Invalid;
@@ -145,7 +145,7 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "not_served_here", text)
     }
 
-    /// The server is about to stop, or its database does not answer.
+    /// The server is about to stop, or its database does not answer or takes no writes.
     pub fn not_ready(reason: &'static str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", reason)
     }

@@ -8,9 +8,10 @@ use serde_json::Value;
 use super::Api;
 use super::error::ApiError;
 use super::wire::Object;
-use super::wire::history::{ENVELOPE_BYTES, HistoryEntries, HistoryEntry, HistoryFields};
+use super::wire::history::{CompletedStep, ENVELOPE_BYTES, HistoryEntries, HistoryEntry, HistoryFields};
 use super::wire::state::{HistoryContext, StateView, metadata_of, run_metadata};
 use crate::db::checkpoints::{self, CheckpointSummary, HistoryQuery, NewestCheckpoint, Span};
+use crate::db::interrupts::{InterruptState, UnreadInterrupt};
 use crate::db::{DbResult, Tx, background, interrupts, off_thread, runs, threads};
 use crate::domain::checkpoint::{self, Lane};
 use crate::domain::filter::MetadataFilter;
@@ -242,7 +243,7 @@ struct ThreadRows {
     visibility: background::LaterVisibility,
     /// The newest step of the main agent, if nothing else is to be read.
     newest: Option<NewestStep>,
-    /// The interrupts, if tasks are to be read.
+    /// The interrupts that can be shown, if tasks are to be read.
     interrupts: Option<interrupts::LaterInterrupts>,
 }
 
@@ -292,10 +293,12 @@ impl WantedHistory {
 
     /// Begins to read the rows of the thread.
     async fn begin(&self, tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<ThreadRows> {
-        let is_newest = matches!(self.slice, HistorySlice::Newest) && self.namespace.is_empty();
+        let is_newest = matches!(self.slice, HistorySlice::Newest);
+        // No step follows the newest checkpoint whose answered interrupts could be shown.
+        let status = is_newest.then_some(InterruptState::Pending);
         Ok(ThreadRows {
             visibility: background::visibility_later(tx, thread).await?,
-            newest: match is_newest {
+            newest: match is_newest && self.namespace.is_empty() {
                 true => Some(NewestStep {
                     checkpoint: checkpoints::newest_later(tx, thread, Lane::Main).await?,
                     run: runs::of_newest_step_later(tx, thread).await?,
@@ -303,7 +306,7 @@ impl WantedHistory {
                 false => None,
             },
             interrupts: match self.fields.tasks {
-                true => Some(interrupts::of_thread_later(tx, thread, None).await?),
+                true => Some(interrupts::of_thread_later(tx, thread, status).await?),
                 false => None,
             },
         })
@@ -374,7 +377,7 @@ impl HistoryLoader {
             (_, _) => None,
         };
         let interrupts = match interrupts {
-            Some(rows) => self.interrupts(tx, lane, rows).await?,
+            Some(rows) => self.interrupts(tx, lane, &entries, rows).await?,
             None => vec![],
         };
         let is_stopped = lane == Lane::Main && self.fields.tasks && next.is_none() && self.was_cancelled();
@@ -490,15 +493,21 @@ impl HistoryLoader {
         Ok(run_notes.as_ref())
     }
 
-    /// The interrupts of an agent and of its subagents, each with the agent's task that raised it.
+    /// The interrupts of an agent and of its subagents, each with the agent's task that raised it. Those of the agent that no entry
+    /// shows are left out.
     async fn interrupts(
         &mut self,
         tx: &mut Tx<'_>,
         lane: Lane,
+        entries: &[HistoryEntry],
         rows: interrupts::LaterInterrupts,
     ) -> DbResult<Vec<(TaskId, interrupts::InterruptRecord)>> {
+        let completed = entries.iter().filter_map(|entry| entry.completed.as_ref());
+        let shown: HashSet<TaskId> = completed.flat_map(CompletedStep::tasks).collect();
+        let is_shown =
+            move |asked: UnreadInterrupt| asked.is_pending || asked.lane != lane || shown.contains(&asked.task);
         let mut all = vec![];
-        for record in rows.read(tx).await? {
+        for record in rows.read_where(tx, is_shown).await? {
             let task = match record.lane {
                 own if own == lane => Some(record.interrupt.task),
                 Lane::Main => None,

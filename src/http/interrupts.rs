@@ -15,7 +15,7 @@ use crate::db::{audit, threads};
 use crate::domain::access::Action;
 use crate::domain::audit::AuditEntry;
 use crate::domain::identity::Tenant;
-use crate::runtime::interrupt_text;
+use crate::runtime::{ResolveError, interrupt_text};
 
 /// Lists the open interrupts of all threads that the caller may read, and those that are assigned to the caller, oldest
 /// first.
@@ -106,17 +106,16 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: P
                 .collect()
         }
     };
-    let mut list: InterruptList = found.clone().into();
-    if with_audit {
-        for (view, record) in list.interrupts.iter_mut().zip(&found) {
-            let resource = interrupt_text(thread, &record.interrupt.id);
-            let own: Vec<AuditEntry> = entries
-                .iter()
-                .filter(|entry| entry.resource == resource)
-                .cloned()
-                .collect();
-            view.audit = Some(events_of(record, &own));
-        }
+    let events = |record: &InterruptRecord| {
+        let resource = interrupt_text(thread, &record.interrupt.id);
+        let own = entries.iter().filter(|entry| entry.resource == resource);
+        let own: Vec<AuditEntry> = own.cloned().collect();
+        events_of(record, &own)
+    };
+    let audit: Vec<_> = found.iter().map(|record| with_audit.then(|| events(record))).collect();
+    let mut list: InterruptList = found.into();
+    for (view, events) in list.interrupts.iter_mut().zip(audit) {
+        view.audit = events;
     }
     Ok(Json(list))
 }
@@ -183,8 +182,8 @@ pub(super) async fn resolve(
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;
     // Of a thread, the caller may see this interrupt and not that one.
-    find(&api, path.clone()).await?;
-    let run = api
+    let asked = find(&api, path.clone()).await?.interrupt;
+    let resolved = api
         .interrupts
         .resolve(
             path.thread_id,
@@ -192,7 +191,11 @@ pub(super) async fn resolve(
             answer,
             Arc::clone(&api.caller),
         )
-        .await?;
+        .await;
+    let run = match resolved {
+        Err(ResolveError::Invalid(refusal)) => return Err(body.refused(&asked.question, refusal).into()),
+        resolved => resolved?,
+    };
     let interrupt = find(&api, path).await?.into();
     Ok((
         StatusCode::ACCEPTED,

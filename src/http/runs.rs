@@ -8,15 +8,12 @@ use serde_json::Value;
 
 use super::body_guard::hold_until_sent;
 use super::client::ClientId;
-use super::error::{ApiError, ErrorBody, Gap};
+use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, Params, RunPath, Select, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::origins;
-use super::stream::{
-    self, MetadataDetail, MetadataDetailHeader, MetadataDetailParameter, ResumePoint, RunInfo, StreamMode,
-    StreamRequest,
-};
-use super::subagents;
+use super::run_stream::{ChildReader, check_gap, last_event_id, requested_modes, stream_child, stream_request};
+use super::stream::{self, MetadataDetail, MetadataDetailHeader, MetadataDetailParameter, StreamRequest};
 use super::wait::{self, CancelOnDisconnect, WaitTimes};
 use super::wire::child_run::AnyRunView;
 use super::wire::run::{COLUMNS, CheckedRun, RunCreate, RunScope, RunView};
@@ -26,7 +23,6 @@ use super::{Api, JsonResult};
 use crate::db::runs::RunList;
 use crate::db::{runs, threads};
 use crate::domain::access::Action;
-use crate::domain::id::ThreadId;
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
@@ -275,33 +271,6 @@ pub(super) fn short_run_path(run: &Run) -> String {
     format!("/runs/{}", run.id)
 }
 
-/// The stream of a run with the modes that the run was created with.
-pub(super) fn stream_request(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
-    let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
-    let on_disconnect = cancel_on_disconnect.then(|| {
-        let runs = api.runs.clone();
-        let thread = run.thread;
-        let id = run.id;
-        Box::new(move || runs.cancel_soon(thread, id)) as Box<dyn FnOnce() + Send>
-    });
-    StreamRequest {
-        info: RunInfo::of(run, graph),
-        modes: run
-            .request
-            .stream_mode
-            .iter()
-            .filter_map(|word| StreamMode::from_word(word))
-            .collect(),
-        subgraphs: run.request.stream_subgraphs,
-        resumable: run.request.stream_resumable,
-        resume_from: None,
-        filter: None,
-        detail: MetadataDetail::Full,
-        heartbeat: api.settings.heartbeat,
-        on_disconnect,
-    }
-}
-
 /// The header `Content-Location` with the run, and `Location` with the endpoint (`join`, `stream`) that continues the
 /// response.
 pub(super) fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
@@ -493,13 +462,13 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest, detail: Metadata
     check_gap(&api, run.thread, resume_from.as_ref()).await?;
     let permit = api.open_stream(Some(run.thread), request.client)?;
     if run.lineage.depth > 0 {
-        let reader = subagents::ChildReader {
+        let reader = ChildReader {
             resume_from,
             filter,
             detail,
             cancel_on_disconnect,
         };
-        let answer = subagents::stream_child(&api, &run, reader).await?;
+        let answer = stream_child(&api, &run, reader).await?;
         let response = (location_headers(&run, Some("stream")), answer).into_response();
         return Ok(permit.hold(hold_until_sent(response, follower)));
     }
@@ -519,61 +488,10 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest, detail: Metadata
     Ok(permit.hold(hold_until_sent(response, follower)))
 }
 
-/// The stream modes that a client requests: one or several names, or JSON arrays of names.
-fn requested_modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError> {
-    let mut modes = vec![];
-    for text in params.texts("stream_mode") {
-        let words = serde_json::from_str::<Vec<String>>(&text).unwrap_or_else(|_| vec![text]);
-        for word in words.iter().filter(|word| !word.is_empty()) {
-            let wrong = || {
-                let allowed = StreamMode::ALL.map(StreamMode::word).join(", ");
-                ApiError::bad_parameter("stream_mode", word, &format!("allowed are: {allowed}"))
-            };
-            modes.push(StreamMode::from_word(word).ok_or_else(wrong)?);
-        }
-    }
-    Ok((!modes.is_empty()).then_some(modes))
-}
-
-/// The event named by `Last-Event-ID`. An empty header, which some clients send before the first event, names none.
-///
-/// # Errors
-/// If the header names no event.
-pub(super) fn last_event_id(headers: &HeaderMap) -> Result<Option<ResumePoint>, ApiError> {
-    let Some(value) = headers.get("last-event-id").filter(|value| !value.is_empty()) else {
-        return Ok(None);
-    };
-    let text = value.to_str().unwrap_or_default();
-    text.parse().map(Some).map_err(|_| {
-        ApiError::bad_parameter(
-            "Last-Event-ID",
-            text,
-            "must be the id of an event, or -1 for the beginning",
-        )
-    })
-}
-
-/// Refuses to resume after an event that the log no longer contains.
-pub(super) async fn check_gap(api: &Api, thread: ThreadId, resume_from: Option<&ResumePoint>) -> Result<(), ApiError> {
-    let Some(since) = resume_from.map(|point| point.cursor.seq).filter(|seq| *seq > 0) else {
-        return Ok(());
-    };
-    match api.events.gap(thread, since).await? {
-        Some(first) => Err(ApiError::resume_gap(
-            "Last-Event-ID",
-            Gap {
-                since,
-                min_available_seq: first,
-            },
-        )),
-        None => Ok(()),
-    }
-}
-
 /// Cancels a run and all runs below it. `action=rollback` also undoes its changes and deletes it.
 ///
 /// The caller of a cancelled child run gets an error result and continues, as do the other child runs. A child run
-/// cannot be rolled back.
+/// cannot be rolled back. A rollback needs the right to delete the thread.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/{run_id}/cancel", tag = "Runs",
     params(RunPath,
         ("wait" = Option<bool>, Query, description = "Whether to wait until the run has ended"),
@@ -593,6 +511,9 @@ pub(super) async fn cancel(
     let action = cancel_action(&params)?;
     let wait = params.flag("wait")?;
     let RunPath { thread_id, run_id } = path;
+    if action == CancelAction::Rollback {
+        api.check(Action::ThreadsDelete, ResourceRef::Thread(thread_id)).await?;
+    }
     let permit = if wait {
         Some(api.open_stream(Some(thread_id), client)?)
     } else {

@@ -121,9 +121,15 @@ pub(super) async fn cancel(api: Api, params: Params, ApiJson(body): ApiJson<Runs
     )?;
     let any_cancelled = match (status, &body.thread_id, &body.run_ids) {
         (Some((pending, running)), None, None) => {
-            api.runs
-                .cancel_all(api.scope(Action::ThreadsUpdate), pending, running, action)
-                .await?
+            let scope = match action {
+                CancelAction::Interrupt => api.scope(Action::ThreadsUpdate),
+                // A rollback deletes runs.
+                CancelAction::Rollback => {
+                    api.check(Action::ThreadsDelete, ResourceRef::Collection).await?;
+                    api.scope(Action::ThreadsDelete)
+                }
+            };
+            api.runs.cancel_all(scope, pending, running, action).await?
         }
         (None, Some(thread), Some(ids)) => cancel_listed(&api, thread, ids, action).await?,
         (Some(_), _, _) => {
@@ -147,6 +153,9 @@ async fn cancel_listed(api: &Api, thread: &str, ids: &[String], action: CancelAc
     // The entry of the request does not name the thread.
     let resource = ResourceRef::Thread(thread);
     api.check_and_record(Action::ThreadsUpdate, resource, thread).await?;
+    if action == CancelAction::Rollback {
+        api.check(Action::ThreadsDelete, resource).await?;
+    }
     let ids = ids
         .iter()
         .map(|id| read_id(id, "run"))

@@ -68,15 +68,18 @@ pub(super) async fn ok(api: Api, params: Params) -> Result<Json<Value>, ApiError
     Ok(Json(json!({"ok": true, "services": {}})))
 }
 
-/// Checks that the server takes requests: it is not about to stop, and its database answers.
+/// Checks that the server takes requests: it is not about to stop, its database answers, and its disk takes writes.
 ///
 /// For load balancers. `GET /ok` says whether the process works at all.
 #[utoipa::path(get, path = "/ready", tag = "Server",
     responses((status = 200, description = "The server takes requests", body = Value, example = json!({"ready": true})),
-        (status = 503, description = "The server is about to stop, or its database does not answer", body = ErrorBody)))]
+        (status = 503, description = "The server is about to stop, or its database does not answer or takes no writes", body = ErrorBody)))]
 pub(super) async fn ready(api: Api) -> Result<Json<Value>, ApiError> {
     if api.events.is_shutting_down() {
         return Err(ApiError::not_ready("The server is about to stop."));
+    }
+    if !api.db.disk_takes_writes() {
+        return Err(ApiError::not_ready("The disk of the database takes no writes."));
     }
     let read = api.db.read(|tx| Box::pin(db::workers::ping(tx)));
     // The page is public, and nothing of a tenant is read.

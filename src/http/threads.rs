@@ -8,7 +8,6 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::audit;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, Page, Params, Select, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader, Raw};
@@ -177,7 +176,7 @@ pub(super) async fn copy(
     }
     // The entry of the request is that of a read.
     let resource = ResourceRef::Thread(from);
-    audit::record(&api, Action::ThreadsCreate, || resource.to_string(), &Ok(()));
+    api.record_decision(Action::ThreadsCreate, || resource.to_string(), &Ok(()));
     api.check_room()?;
     let once = api
         .threads
@@ -199,7 +198,7 @@ pub(super) async fn prune(api: Api, ApiJson(body): ApiJson<ThreadPrune>) -> Json
         let resource = ResourceRef::Thread(thread);
         let checked = api.access.check(&api.caller, action, resource).await;
         // The entry of the request names none of them.
-        audit::record(&api, action, || resource.to_string(), &checked);
+        api.record_decision(action, || resource.to_string(), &checked);
         match checked {
             Ok(()) => allowed.push(thread),
             Err(AccessError::Refused { .. }) => {}

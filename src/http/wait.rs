@@ -13,13 +13,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::run_stream::active_main_run;
 use super::stream::fold::AgentFold;
-use super::subagents;
 use super::threads::ThreadSummary;
 use super::wire::interrupt::{brief, full};
 use super::wire::{failure, json as to_json, json_text};
 use super::{Api, ApiSettings};
-use crate::db::runs;
+use crate::db::interrupts::InterruptState;
+use crate::db::{checkpoints, interrupts, runs};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{RunId, ThreadId};
@@ -209,8 +210,19 @@ impl RunReader {
 pub(super) enum NewRunResult {
     /// The final values.
     Values(Box<State>),
-    /// The values with interrupts, or an error.
+    /// The values with the only open interrupt.
+    Asking(Box<AskingValues>),
+    /// Several open interrupts without the values, or an error.
     Other(Value),
+}
+
+/// The values of a run that waits for an answer.
+#[derive(Serialize)]
+pub(super) struct AskingValues {
+    #[serde(flatten)]
+    values: State,
+    #[serde(rename = "__interrupt__")]
+    interrupts: [Value; 1],
 }
 
 /// The result of a new run: its final values with its interrupts, or its error.
@@ -221,27 +233,23 @@ pub(super) async fn run_result(api: Api, run: Run) -> Result<NewRunResult, ApiEr
             NewRunResult::Other(json!({"__error__": failure(&error)}))
         }
         Some(_) if outcome.interrupts.is_empty() => NewRunResult::Values(Box::new(outcome.state)),
-        Some(_) => NewRunResult::Other(with_questions(to_json(&outcome.state), &outcome.interrupts)),
+        Some(_) => with_questions(outcome.state, &outcome.interrupts),
         // The run was rolled back or deleted.
         None => NewRunResult::Other(json!({})),
     })
 }
 
 /// The values with one open interrupt; only the interrupts if there are several.
-fn with_questions(mut values: Value, interrupts: &[Interrupt]) -> Value {
+fn with_questions(values: State, interrupts: &[Interrupt]) -> NewRunResult {
     let questions: Vec<Value> = interrupts.iter().map(full).collect();
-    match (questions.len(), &mut values) {
-        (0, _) => values,
-        (1, Value::Object(fields)) => {
-            fields.insert("__interrupt__".to_owned(), questions.into());
-            values
-        }
-        _ => json!({"__interrupt__": questions}),
+    match <[Value; 1]>::try_from(questions) {
+        Ok(interrupts) => NewRunResult::Asking(Box::new(AskingValues { values, interrupts })),
+        Err(questions) => NewRunResult::Other(json!({"__interrupt__": questions})),
     }
 }
 
 /// The error with which a run failed.
-pub(super) fn error_of(run: &Run) -> Option<&Failure> {
+fn error_of(run: &Run) -> Option<&Failure> {
     run.error.as_ref().filter(|_| run.status.has_failed())
 }
 
@@ -250,7 +258,7 @@ pub(super) fn error_of(run: &Run) -> Option<&Failure> {
 pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
     wait_for_end(&api, &run).await?;
     if run.lineage.depth > 0 {
-        return subagents::child_result(&api, &run).await;
+        return child_result(&api, &run).await;
     }
     let thread = run.thread;
     let id = run.id;
@@ -286,7 +294,7 @@ pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
 pub(super) async fn wait_for_end(api: &Api, run: &Run) -> Result<(), ApiError> {
     let mut tail = match run.lineage.depth {
         0 => api.events.tail(run, After::Now),
-        _ => match subagents::active_main_run(api, run).await? {
+        _ => match active_main_run(api, run).await? {
             Some((main, _)) => api.events.tail_of_child(&main, run),
             None => return Ok(()),
         },
@@ -297,6 +305,35 @@ pub(super) async fn wait_for_end(api: &Api, run: &Run) -> Result<(), ApiError> {
     } else {
         Ok(())
     }
+}
+
+/// The result of a child run that is not active: the subagent's values, its open interrupts, or the error with which it
+/// failed.
+async fn child_result(api: &Api, child: &Run) -> Result<Value, ApiError> {
+    let thread = child.thread;
+    let id = child.id;
+    let read = api.db.read(move |tx| {
+        Box::pin(async move {
+            let Some(run) = runs::find(tx, thread, id).await? else {
+                return Ok(None);
+            };
+            let below = runs::members(tx, id).await?;
+            let mut open = interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
+            open.retain(|record| matches!(record.lane, Lane::Child(lane) if below.contains(&lane)));
+            let (machine, _) = checkpoints::machine(tx, thread, Lane::Child(id)).await?;
+            Ok(Some((error_of(&run).cloned(), open, machine.state)))
+        })
+    });
+    Ok(match read.await? {
+        None => json!({}),
+        Some((Some(error), ..)) => json!({"__error__": failure(&error)}),
+        Some((None, open, _)) if open.is_empty() && child.lineage.visibility != Visibility::Full => json!({}),
+        Some((None, open, state)) if open.is_empty() => to_json(&state),
+        Some((None, open, _)) => {
+            let open: Vec<Value> = open.iter().map(|record| brief(&record.interrupt)).collect();
+            json!({"__interrupt__": open})
+        }
+    })
 }
 
 #[cfg(test)]
@@ -317,7 +354,7 @@ mod tests {
         let question = Question {
             kind: QuestionKind::Question,
             value: json!(number),
-            schema: json!({}),
+            schema: json!({}).into(),
             calls: vec![],
             key: None,
             approvers: Default::default(),
@@ -336,12 +373,11 @@ mod tests {
 
     #[test]
     fn one_interrupt_comes_with_the_values_and_several_come_alone() {
-        let values = json!({"messages": []});
-        assert_eq!(with_questions(values.clone(), &[]), values);
-        let one = with_questions(values.clone(), &[question(0)]);
+        let shown = |interrupts: &[Interrupt]| to_json(&with_questions(State::default(), interrupts));
+        let one = shown(&[question(0)]);
         assert_eq!(one["messages"], json!([]));
         assert_eq!(one["__interrupt__"][0]["value"], 0);
-        let two = with_questions(values, &[question(0), question(1)]);
+        let two = shown(&[question(0), question(1)]);
         assert_eq!(two.as_object().map(serde_json::Map::len), Some(1));
     }
 

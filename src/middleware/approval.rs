@@ -5,11 +5,12 @@
 //! run. The question depends on the state alone, so a repeated question is the same.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
+use self::actions::{ActionSchemas, with_action};
 use super::{HookResult, Middleware, edited, open_calls};
 use crate::definition::builtins;
 use crate::definition::description::describe;
@@ -23,17 +24,16 @@ use crate::domain::interrupt::{
 use crate::domain::machine::HookPoint;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::remembered::{DecisionScope, RememberedDecision};
-use crate::domain::schema::{Schema, can_be_embedded};
+use crate::domain::schema_text::SchemaText;
 use crate::domain::state::{State, Update};
 use crate::model::ToolSpec;
 use crate::tool::literal::{python, spaced_json};
 use crate::tool::{Halt, Scope, Toolbox};
 
+mod actions;
+
 /// The reason of a rejection for which nobody has decided.
 const EXPIRED: &str = "Nobody decided in time.";
-
-/// The most lists of tools that are kept for an agent.
-const MAX_KEPT: usize = 32;
 
 /// The approval middleware.
 pub struct Approval {
@@ -165,11 +165,16 @@ impl Approval {
 
     /// Returns the question about `calls`, which have the same approvers and the same time.
     fn question(&self, calls: &[ToolCall]) -> Question {
-        let requests: Vec<Value> = calls.iter().map(|call| self.request(call)).collect();
-        let configs: Vec<Value> = calls.iter().map(|call| self.config(call)).collect();
+        let requests: Value = calls.iter().map(|call| self.request(call)).collect();
+        let configs: Value = calls.iter().map(|call| self.config(call)).collect();
+        // Arguments may be large, and a macro would copy them.
+        let value = [
+            ("action_requests".to_owned(), requests),
+            ("review_configs".to_owned(), configs),
+        ];
         Question {
             kind: QuestionKind::ToolApproval,
-            value: json!({"action_requests": requests, "review_configs": configs}),
+            value: Value::Object(Map::from_iter(value)),
             schema: self.answer_schema(calls),
             calls: calls.iter().map(|call| call.id.clone()).collect(),
             approvers: calls
@@ -248,15 +253,14 @@ impl Approval {
         if let (Value::Object(value), Value::Object(request)) = (&mut value, self.request(call)) {
             value.extend(request);
         }
-        let mut schema = decision_schema(self.allowed(call), self.scopes(call));
+        let schema = decision_schema(self.allowed(call), self.scopes(call));
         // An edit changes the arguments; it does not replace the tool.
         let same = |spec: &&Arc<ToolSpec>| spec.name == call.name;
         let own: Vec<Arc<ToolSpec>> = self.tools.specs().iter().filter(same).cloned().collect();
-        schema["$defs"] = json!({"action": self.actions.of(own)});
         Question {
             kind: QuestionKind::ToolApproval,
             value,
-            schema,
+            schema: with_action(&schema, &self.actions.of(own)),
             calls: vec![call.id.clone()],
             approvers: self.approvers(call).clone(),
             expiry: self.expires_after(call).map(|after_s| Expiry {
@@ -271,7 +275,7 @@ impl Approval {
         let own = self.rule(call).and_then(ApprovalRule::choices);
         let own = own.and_then(|choices| choices.description.as_deref());
         let args = Value::Object(call.args.clone());
-        let description = own.map_or_else(
+        let description: String = own.map_or_else(
             || {
                 format!(
                     "Tool execution requires approval\n\nTool: {}\nArgs: {}",
@@ -281,11 +285,16 @@ impl Approval {
             },
             |own| describe(own, call),
         );
-        json!({"name": call.name, "args": args, "description": description, "tool_call_id": call.id})
+        Value::Object(Map::from_iter([
+            ("name".to_owned(), call.name.as_str().into()),
+            ("args".to_owned(), args),
+            ("description".to_owned(), description.into()),
+            ("tool_call_id".to_owned(), call.id.as_str().into()),
+        ]))
     }
 
     /// Returns the schema of a valid answer: for each call, in order, one of the decisions allowed for it.
-    fn answer_schema(&self, calls: &[ToolCall]) -> Value {
+    fn answer_schema(&self, calls: &[ToolCall]) -> SchemaText {
         let positions: Vec<Value> = calls
             .iter()
             .map(|call| decision_schema(self.allowed(call), self.scopes(call)))
@@ -295,15 +304,14 @@ impl Approval {
             .any(|call| self.allowed(call).contains(&DecisionKind::Edit));
         let mut schema = json!({
             "type": "object",
-            "properties": {"decisions": {
-                "type": "array", "minItems": calls.len(), "maxItems": calls.len(), "prefixItems": positions,
-            }},
+            "properties": {"decisions": {"type": "array", "minItems": calls.len(), "maxItems": calls.len()}},
             "required": ["decisions"],
         });
-        if may_edit {
-            schema["$defs"] = json!({"action": self.actions.of(self.tools.specs())});
+        schema["properties"]["decisions"]["prefixItems"] = Value::Array(positions);
+        match may_edit {
+            true => with_action(&schema, &self.actions.of(self.tools.specs())),
+            false => schema.into(),
         }
-        schema
     }
 }
 
@@ -580,77 +588,6 @@ fn decision_schema(allowed: &[DecisionKind], scopes: &[DecisionScope]) -> Value 
         .collect();
     let properties = json!({"type": {"enum": allowed}, "scope": {"enum": scopes}});
     let mut schema = json!({"type": "object", "properties": properties, "required": ["type"]});
-    if !rules.is_empty() {
-        schema["allOf"] = Value::Array(rules);
-    }
-    schema
-}
-
-/// The schemas of the calls of some tools. To find out whose schemas can be embedded takes longer than everything else that a
-/// question needs, so that is kept, for the last lists of tools. The schemas are not, which may be large.
-#[derive(Default)]
-struct ActionSchemas(Mutex<Vec<KnownTools>>);
-
-/// Tools whose schemas were checked.
-struct KnownTools {
-    tools: Vec<Arc<ToolSpec>>,
-    /// The tools among them whose schemas can be embedded.
-    embedded: Vec<Arc<ToolSpec>>,
-}
-
-impl ActionSchemas {
-    /// Returns the schema of a call of one of `tools`.
-    fn of(&self, tools: Vec<Arc<ToolSpec>>) -> Value {
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = lock()
-            .iter()
-            .find(|known| known.tools == tools)
-            .map(|known| known.embedded.clone());
-        if let Some(embedded) = found {
-            return action_schema(&tools, &embedded);
-        }
-        let embedded = embeddable(&tools);
-        let schema = action_schema(&tools, &embedded);
-        let mut kept = lock();
-        // The list of a server's tools may change again and again.
-        if kept.len() >= MAX_KEPT {
-            kept.remove(0);
-        }
-        kept.push(KnownTools { tools, embedded });
-        schema
-    }
-}
-
-/// Returns those of the tools whose schemas can be embedded into the one of their calls.
-fn embeddable(tools: &[Arc<ToolSpec>]) -> Vec<Arc<ToolSpec>> {
-    // An invalid schema would make the whole one invalid.
-    let is_valid = |schema: &Value| can_be_embedded(schema) && Schema::compile(schema).is_ok();
-    let alone = tools.iter().filter(|tool| is_valid(&tool.parameters));
-    let alone: Vec<Arc<ToolSpec>> = alone.cloned().collect();
-    // Each schema is small enough, but all of them together may not be.
-    match Schema::compile(&action_schema(tools, &alone)) {
-        Ok(_) => alone,
-        Err(_) => vec![],
-    }
-}
-
-/// Returns the schema of a call of one of `tools`. The arguments of the `embedded` ones are checked.
-fn action_schema(tools: &[Arc<ToolSpec>], embedded: &[Arc<ToolSpec>]) -> Value {
-    let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
-    let rules: Vec<Value> = embedded
-        .iter()
-        .map(|tool| {
-            json!({
-                "if": {"properties": {"name": {"const": tool.name}}},
-                "then": {"properties": {"args": tool.parameters}},
-            })
-        })
-        .collect();
-    let mut schema = json!({
-        "type": "object",
-        "properties": {"name": {"enum": names}, "args": {"type": "object"}},
-        "required": ["name", "args"],
-    });
     if !rules.is_empty() {
         schema["allOf"] = Value::Array(rules);
     }

@@ -13,6 +13,7 @@ use crate::domain::call::ToolOutput;
 use crate::domain::interrupt::{ASK_USER, Expiry, Question, QuestionKind};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::schema::{Schema, can_be_embedded};
+use crate::domain::schema_text::SchemaText;
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
@@ -301,33 +302,28 @@ impl Tool for AskUserTool {
         if let Some((at, problem)) = problems.filter_map(|(at, one)| Some((at, one.problem()?))).next() {
             return refused(format!("questions[{at}]: {problem}"));
         }
-        let schema = answers_schema(&questions);
-        if let Err(error) = Schema::compile(&schema) {
-            return refused(format!("the questions are too large together: {error}"));
-        }
         let value = json!({"type": ASK_USER, "tool_call_id": call.id, "questions": questions});
         let is_answered = scope.question.as_ref().is_some_and(|asked| asked.value == value);
-        match scope.answer.as_ref().filter(|_| is_answered) {
-            Some(answer) => {
-                let text = result(&questions, answer);
-                Ok(CallOutcome::Answer(ToolOutput::message(Message::tool(
-                    call,
-                    ToolStatus::Success,
-                    text,
-                ))))
-            }
-            None => Err(Halt::Ask(vec![Question {
-                kind: QuestionKind::Question,
-                value,
-                schema,
-                calls: vec![call.id.clone()],
-                expiry: self.settings.expires_after_s.map(|after_s| Expiry {
-                    after_s,
-                    answer: json!({"type": "cancelled", "reason": "expired"}),
-                }),
-                ..Question::default()
-            }])),
+        if let Some(answer) = scope.answer.as_ref().filter(|_| is_answered) {
+            let text = result(&questions, answer);
+            let message = Message::tool(call, ToolStatus::Success, text);
+            return Ok(CallOutcome::Answer(ToolOutput::message(message)));
         }
+        let schema = SchemaText::from(answers_schema(&questions));
+        if let Err(error) = Schema::compile_once(&schema) {
+            return refused(format!("the questions are too large together: {error}"));
+        }
+        Err(Halt::Ask(vec![Question {
+            kind: QuestionKind::Question,
+            value,
+            schema,
+            calls: vec![call.id.clone()],
+            expiry: self.settings.expires_after_s.map(|after_s| Expiry {
+                after_s,
+                answer: json!({"type": "cancelled", "reason": "expired"}),
+            }),
+            ..Question::default()
+        }]))
     }
 }
 

@@ -499,7 +499,7 @@ mod tests {
             tool: true,
             ..Default::default()
         };
-        let model: Arc<dyn Model> = Arc::new(crate::model::scripted::Scripted::new("m"));
+        let model: Arc<dyn Model> = Arc::new(crate::model::providers::scripted::Scripted::new("m"));
         let policies: [Arc<dyn Middleware>; 6] = [
             Arc::new(ask_user::AskUser::new()),
             Arc::new(summarization::Summarization::new(

@@ -340,7 +340,7 @@ mod tests {
         let question = Question {
             kind: QuestionKind::Question,
             value: json!("why?"),
-            schema: json!({}),
+            schema: json!({}).into(),
             ..Question::default()
         };
         let asked = Err(Halt::from(question));

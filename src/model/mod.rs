@@ -21,7 +21,6 @@ pub mod limits;
 pub mod pieces;
 pub mod providers;
 pub mod retry;
-pub mod scripted;
 pub mod structured_output;
 pub mod windows;
 

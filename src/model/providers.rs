@@ -16,15 +16,15 @@ use secrecy::{ExposeSecret, SecretString};
 use super::limits::AnswerLimits;
 use super::pieces::{PieceLimits, SilenceLimit};
 use super::retry::{RetryPolicy, Retrying};
-use super::scripted::Scripted;
 use super::{Model, ModelError, structured_output, windows};
 use crate::definition::provider::{PROVIDERS, PromptCaching, Protocol, ProviderKind, ProviderTraits};
 use crate::domain::headers::Headers;
 use crate::domain::name_patterns::NamePatterns;
 use bounded::BoundedClient;
 use caching::Caching;
+use scripted::Scripted;
 
-pub use listing::ProviderListing;
+pub use listing::{ListingError, ProviderListing};
 
 mod adapter;
 mod bounded;
@@ -33,7 +33,7 @@ mod caching;
 mod chat_body;
 mod chat_frames;
 mod chat_markers;
-pub(super) mod content;
+mod content;
 mod embedding;
 mod encoded_requests;
 mod errors;
@@ -45,6 +45,7 @@ mod native;
 mod plain_chat;
 mod reply;
 mod request;
+pub mod scripted;
 mod separators;
 mod transport;
 

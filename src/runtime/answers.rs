@@ -1,5 +1,6 @@
 //! The handle for interrupts: clients read and answer them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,14 +12,17 @@ use super::interrupts::{check_answers, open_at, record_attempt};
 use super::new_run::{AssistantRef, NewRun, Resolution, Target};
 use super::runs::Runs;
 use super::shared::Core;
+use crate::db::checkpoints::Head;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
-use crate::db::{self, DbResult};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome};
 use crate::domain::identity::Identity;
+use crate::domain::input::read_input;
 use crate::domain::machine::Phase;
-use crate::domain::run::{Run, RunRequest};
+use crate::domain::run::{QueueTurn, Run, RunRequest, RunStatus};
+use crate::domain::state::State;
 
 mod remembered;
 mod remote;
@@ -284,25 +288,34 @@ impl Interrupts {
     }
 
     /// Makes the request for a run that continues where its thread has stopped, and takes no input. It stays as it is if the
-    /// thread has not stopped within a turn. The run brings those of the `answers` by interrupt id for which the thread waits.
+    /// thread has not stopped within a turn, or the turn is that of another node of the program. The run brings those of the
+    /// `answers` by interrupt id for which the thread waits.
     ///
     /// # Errors
     /// Returns an error when the database fails.
     pub async fn continue_turn(&self, new_run: &mut NewRun, answers: &Map<String, Value>) -> DbResult<()> {
-        let begins = new_run.request.input.is_some() && new_run.request.checkpoint.is_none();
+        let Some(input) = &new_run.request.input else {
+            return Ok(());
+        };
+        let begins = new_run.request.checkpoint.is_none();
         let Some(thread) = new_run.target.thread().filter(|_| begins) else {
             return Ok(());
+        };
+        let sent = NodeInput {
+            input: input.clone(),
+            node: node_of(&new_run.metadata).cloned(),
         };
         let read = self.core.db.read(move |tx| {
             Box::pin(async move {
                 let open = open_at(tx, thread, None).await?;
                 let head = db::checkpoints::head(tx, thread, Lane::Main).await?;
-                let has_stopped = head.is_some_and(|head| head.position.phase != Phase::Ended);
-                Ok((has_stopped || !open.is_empty(), open))
+                let is_within_turn = head.as_ref().is_some_and(|head| head.position.phase != Phase::Ended);
+                let continues = (is_within_turn || !open.is_empty()) && sent.is_of_turn(tx, thread, head).await?;
+                Ok((continues, open))
             })
         });
-        let (has_stopped, open) = read.await?;
-        if !has_stopped {
+        let (continues, open) = read.await?;
+        if !continues {
             return Ok(());
         }
         let ids = open.iter().map(|record| &record.interrupt.id.0);
@@ -331,6 +344,98 @@ impl Interrupts {
             record_attempt(&self.core, caller, thread, assigned);
         }
         checked
+    }
+}
+
+/// The key in the metadata of a run under which a program of LangGraph names its node and the task of the node.
+const NODE: &str = "langgraph_checkpoint_ns";
+
+/// Returns the node of a program, and its task, for which a run works.
+fn node_of(metadata: &Map<String, Value>) -> Option<&Value> {
+    metadata.get(NODE).filter(|node| node.is_string())
+}
+
+/// Returns the names in a node with its task: those of the subgraphs around the node, and its own.
+fn names_of(node: &Value) -> Vec<&str> {
+    let parts = node.as_str().unwrap_or_default().split('|');
+    parts.map(|part| part.split(':').next().unwrap_or_default()).collect()
+}
+
+/// The input of a node of a program that continues.
+struct NodeInput {
+    input: Value,
+    /// The node and its task, if the program names them.
+    node: Option<Value>,
+}
+
+impl NodeInput {
+    /// Returns whether the turn on a thread, which is not over, is that of this node, so that the node sends its input again.
+    /// Nodes at the same time have one thread: another one may be at work, or have stopped. `head` is the newest checkpoint.
+    async fn is_of_turn(&self, tx: &mut Tx<'_>, thread: ThreadId, head: Option<Head>) -> DbResult<bool> {
+        let mut at_work = db::runs::in_flight(tx, thread).await?;
+        // The input may also wait for the turn of another node.
+        if at_work.iter().any(|run| self.is_of_node_of(run) == Some(true)) {
+            return Ok(true);
+        }
+        at_work.retain(|run| run.status == RunStatus::Running || run.request.turn() == QueueTurn::Answer);
+        if at_work.is_empty() {
+            return self.is_of_stopped_turn(tx, thread, head).await;
+        }
+        if at_work.iter().all(|run| self.is_of_node_of(run).is_some()) {
+            return Ok(false);
+        }
+        if at_work
+            .iter()
+            .any(|run| run.request.input.as_ref() == Some(&self.input))
+        {
+            return Ok(true);
+        }
+        self.is_heard(tx, thread, head).await
+    }
+
+    /// Returns whether the turn that has stopped at `head` is that of this node.
+    async fn is_of_stopped_turn(&self, tx: &mut Tx<'_>, thread: ThreadId, head: Option<Head>) -> DbResult<bool> {
+        let Some(last) = head.as_ref().and_then(|head| head.run) else {
+            return Ok(true);
+        };
+        let Some(last) = db::runs::get_by_id(tx, last).await? else {
+            return Ok(true);
+        };
+        match self.is_of_node_of(&last) {
+            Some(true) | None => Ok(true),
+            // In a program that has branched off, the same node has another task.
+            Some(false) if self.has_name_of_node_of(&last) => self.is_heard(tx, thread, head).await,
+            Some(false) => Ok(false),
+        }
+    }
+
+    /// Returns whether the messages of the input are on the thread, whose newest checkpoint is `head`.
+    async fn is_heard(&self, tx: &mut Tx<'_>, thread: ThreadId, head: Option<Head>) -> DbResult<bool> {
+        let (machine, _) = db::checkpoints::machine_of(tx, thread, head).await?;
+        Ok(self.is_in(&machine.state))
+    }
+
+    /// Returns whether a run works for the same node; none if that is not known.
+    fn is_of_node_of(&self, run: &Run) -> Option<bool> {
+        let node = self.node.as_ref()?;
+        node_of(&run.metadata).map(|other| other == node)
+    }
+
+    /// Returns whether a run works for a node with the same name, whatever its task is.
+    fn has_name_of_node_of(&self, run: &Run) -> bool {
+        self.node.as_ref().map(names_of) == node_of(&run.metadata).map(names_of)
+    }
+
+    /// Returns whether the messages of the input are in a state.
+    fn is_in(&self, state: &State) -> bool {
+        let messages = read_input(&self.input).unwrap_or_default().messages;
+        let all = state.messages.all();
+        let known: BTreeSet<&str> = all.iter().filter_map(|message| message.id.as_deref()).collect();
+        let is_known = |id: &str| known.contains(id) || state.messages.has_left(id);
+        !messages.is_empty()
+            && messages
+                .iter()
+                .all(|message| message.id.as_deref().is_some_and(is_known))
     }
 }
 

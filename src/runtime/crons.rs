@@ -137,23 +137,28 @@ pub(super) struct PrecheckedRun {
     pub(super) refusal: Option<StartError>,
 }
 
-/// Returns the cron without a due time, if its runs can be admitted as far as is known in advance.
+/// Returns the cron without a due time, if its runs can be admitted as far as is known in advance. `thread` is the thread of
+/// its runs, if they have one.
 async fn check_cron(
     tx: &mut Tx<'_>,
     new_cron: NewCron,
+    thread: Option<&Thread>,
     context: &AdmissionContext,
     id: CronId,
 ) -> Result<Cron, CronError> {
     let caller = Arc::clone(&new_cron.caller);
     let found = admission::find_assistant(tx, &new_cron.assistant, &caller, &context.core).await;
-    let resolved = found.map_err(CronError::of_check)?;
-    admission::check_tenant(&resolved, &caller.tenant, &caller, &context.core).map_err(CronError::of_check)?;
+    let mut resolved = found.map_err(CronError::of_check)?;
     let cron = new_cron.into_cron(id, resolved.assistant.id, context.now);
+    let new_run = new_run_of(&cron);
+    // The choices decide which models the runs ask, so the tenant is checked with them, as when a run is admitted.
+    admission::choose_ahead(&new_run, &mut resolved, thread)?;
+    admission::check_tenant(&resolved, &caller.tenant, &caller, &context.core).map_err(CronError::of_check)?;
     if !caller.is_unrestricted() {
         let checked = check_thread_by_policies(tx, &cron, &caller, &context.core).await;
         checked.map_err(CronError::of_check)?;
     }
-    admission::check_ahead(&new_run_of(&cron), &resolved, context)?;
+    admission::check_ahead(&new_run, &resolved, context)?;
     if cron.thread.is_none() && cron.request.checkpoint.is_some() {
         let reason = "needs a thread: a cron without one begins anew each time";
         return Err(Invalid::new("checkpoint", reason).into());
@@ -247,12 +252,14 @@ impl Crons {
         };
         let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
-                if let Some(thread) = new_cron.thread
-                    && db::threads::lock(tx, thread).await?.is_none()
-                {
-                    return Err(CronError::NoThread(thread));
-                }
-                let mut cron = check_cron(tx, new_cron, &context, id).await?;
+                let thread = match new_cron.thread {
+                    Some(thread) => {
+                        let locked = db::threads::lock(tx, thread).await?;
+                        Some(locked.ok_or(CronError::NoThread(thread))?)
+                    }
+                    None => None,
+                };
+                let mut cron = check_cron(tx, new_cron, thread.as_ref(), &context, id).await?;
                 cron.due_at = cron.next_after(now);
                 db::crons::insert(tx, &cron).await?;
                 Ok(cron)
@@ -279,16 +286,17 @@ impl Crons {
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 // The locks are taken in the same order as by the deletion of a thread.
-                if let Some(thread) = old.thread {
-                    db::threads::lock(tx, thread).await?;
-                }
+                let thread = match old.thread {
+                    Some(thread) => db::threads::lock(tx, thread).await?,
+                    None => None,
+                };
                 let Some(found) = db::crons::lock(tx, old.id).await? else {
                     return Err(CronError::NoCron);
                 };
                 if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
                     return Err(CronError::Stale);
                 }
-                let new = check_cron(tx, new_cron, &context, old.id).await?;
+                let new = check_cron(tx, new_cron, thread.as_ref(), &context, old.id).await?;
                 let mut new = Cron {
                     ownership: found.ownership.clone(),
                     request: RunRequest {

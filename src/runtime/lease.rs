@@ -63,7 +63,7 @@ impl Dispatcher {
     pub(super) async fn run_lease_loop(self: Arc<Self>) {
         let left = async {
             self.core.shutdown.soft().cancelled().await;
-            self.at_rest(|_| true).await;
+            self.active.at_rest(|_| true).await;
             self.core.jobs.at_rest().await;
         };
         tokio::select! {
@@ -117,11 +117,7 @@ impl Dispatcher {
         if self.is_alone() || Instant::now() < good_until {
             return;
         }
-        let mut stopped = 0;
-        for active in self.active().values().filter(|active| !active.stop.is_cancelled()) {
-            active.lose();
-            stopped += 1;
-        }
+        let stopped = self.active.lose_all();
         if stopped > 0 {
             tracing::info!(
                 runs = stopped,
@@ -214,7 +210,7 @@ impl Dispatcher {
 
     /// Returns whether a run of the main agent or of a subagent is at work in this process.
     fn works_on(&self, run: RunId) -> bool {
-        self.active().contains_key(&run) || self.children.has(run)
+        self.active.has(run) || self.children.has(run)
     }
 
     /// Cancels the runs of this process whose cancellation was requested, and `named`, if another process has deleted it

@@ -13,6 +13,7 @@
 //! | `background/` | background tasks |
 //! | `admit.rs` | starts runs that are admitted |
 //! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
+//! | `active_runs.rs`, `children.rs` | the runs at work in this process: those of main agents, and those of subagents |
 //! | `prepare.rs` | the state with which a run begins, and its first step |
 //! | `journal.rs` | the transactions of a run at work |
 //! | `resumption.rs` | runs that continue a thread without a client |
@@ -30,7 +31,8 @@
 //! | `trace.rs` | the place of a run in a trace |
 //! | `new_run.rs`, `error.rs` | requests for runs, and refusals |
 //!
-//! The modules import each other by name, and none of them imports this one. What `Core` has does not import it.
+//! The modules import each other by name and one way, and none of them imports this one. What `Core` has does not import it.
+//! The background tasks, which start runs, get to the runs that use them through a function of the [`Dispatcher`].
 //!
 //! The runtime knows neither HTTP nor SQL. Durable data goes through a journal or one `db.write`.
 
@@ -41,8 +43,10 @@ use futures::FutureExt;
 
 use crate::db::{Engine, RowAccess};
 use crate::shutdown::Shutdown;
+use crate::tool::background::Tasks;
 
 mod access;
+mod active_runs;
 mod admission;
 mod admit;
 mod answers;
@@ -126,6 +130,7 @@ pub use trace::called_by;
 pub use unfollowed_runs::FollowingClient;
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
+use background::BackgroundTasks;
 use dispatcher::Dispatcher;
 use jobs::JobRunner;
 use shared::job_queue::JobQueue;
@@ -139,6 +144,11 @@ pub(crate) fn spawn_essential(
 ) {
     let task = RowAccess::Server.scope(task.boxed());
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
+}
+
+/// Returns the background tasks that the runs of a dispatcher can start.
+fn tasks_of(dispatcher: &Arc<Dispatcher>) -> Arc<dyn Tasks> {
+    Arc::new(BackgroundTasks::new(Runs::new(dispatcher)))
 }
 
 /// Has the loops look again when the clock is moved: they sleep until times of the clock.
@@ -161,7 +171,7 @@ impl RuntimeHandles {
         let files = std::mem::take(&mut parts.sources.files);
         parts.metrics.work().set_known_names(files.labels());
         let claims = parts.claims;
-        let dispatcher = Arc::new(Dispatcher::new(parts, JobQueue::new(jobs::limits_of)));
+        let dispatcher = Arc::new(Dispatcher::new(parts, JobQueue::new(jobs::limits_of), tasks_of));
         let core = Arc::clone(&dispatcher.core);
         core.registry.open(files).await?;
         dispatcher.take_lease().await?;
@@ -179,6 +189,8 @@ impl RuntimeHandles {
         );
         let handles = Self::new(&dispatcher);
         wake_with_clock(&dispatcher);
+        let cancelling = handles.runs.clone().cancel_unfollowed_runs();
+        spawn_essential(&core.shutdown, "unfollowed runs", cancelling);
         let jobs = JobRunner::new(handles.clone());
         if claims {
             spawn_essential(&core.shutdown, "dispatcher", dispatcher.dispatch());

@@ -154,7 +154,7 @@ impl Runs {
 
     /// Waits until no run and no job is at work in this process.
     pub async fn rest(&self) {
-        self.dispatcher.at_rest(|_| true).await;
+        self.dispatcher.active.at_rest(|_| true).await;
         self.core.jobs.at_rest().await;
     }
 
@@ -178,7 +178,7 @@ impl Runs {
         // The queue is one of all tenants together.
         let (queue, jobs) = RowAccess::Server.scope(read).await?;
         let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
-        let at_work = self.dispatcher.active().len();
+        let at_work = self.dispatcher.active.count();
         Ok(Backlog {
             at_work,
             slots: self.dispatcher.slot_count,
@@ -196,7 +196,7 @@ impl Runs {
             Err(CancelError::Fault(error)) => return Err(error),
         }
         let id = run.id;
-        self.dispatcher.at_rest(|other| other == id).await;
+        self.dispatcher.active.at_rest(|other| other == id).await;
         Ok(())
     }
 

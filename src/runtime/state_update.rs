@@ -15,15 +15,13 @@ use crate::definition::DefinitionDigest;
 use crate::domain::Invalid;
 use crate::domain::checkpoint::Entry;
 use crate::domain::checkpoint::{CheckpointSource, Lane};
-use crate::domain::goto::Destination;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::input::read_update;
-use crate::domain::machine::{END, MODEL, Machine, Phase, Plan, Position, START, TOOLS};
+use crate::domain::machine::{Destination, END, MODEL, Machine, Phase, Plan, Position, START, TOOLS};
 use crate::domain::run::RunCaller;
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::{State, Update};
-use crate::domain::summarization;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
@@ -231,7 +229,7 @@ struct Base {
     segment: Option<i64>,
     /// The checkpoint, if it is not the newest one.
     fork: Option<CheckpointId>,
-    /// The node that wrote last.
+    /// The node that took the last step.
     last: String,
 }
 
@@ -248,20 +246,15 @@ async fn load_base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>
     let (machine, continued) = db::checkpoints::machine_of(tx, thread, found).await?;
     // A fork begins a segment of its own.
     let segment = continued.filter(|_| fork.is_none());
-    // A compaction is no step of the loop.
-    let is_step = |node: &String| node != summarization::NODE;
     let last = match machine.head {
-        Some(head) => db::checkpoints::node_of(tx, thread, head)
-            .await?
-            .filter(is_step)
-            .unwrap_or_else(|| START.to_owned()),
-        None => START.to_owned(),
+        Some(head) => db::checkpoints::last_node(tx, thread, head).await?,
+        None => None,
     };
     Ok(Base {
         machine,
         segment,
         fork,
-        last,
+        last: last.unwrap_or_else(|| START.to_owned()),
     })
 }
 

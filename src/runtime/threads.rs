@@ -13,16 +13,19 @@ use super::retry::write_while_busy;
 use super::runs::Runs;
 use super::shared::Core;
 use super::state_update::{self, History, StateWrite, Superstep};
+use crate::db::checkpoints::NewCheckpoint;
 use crate::db::erasure::{ErasedRows, ErasureRequest};
 use crate::db::interrupts::InterruptRecord;
-use crate::db::{self, DbError, DbResult};
+use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::identity::Identity;
+use crate::domain::machine::Machine;
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
+use crate::domain::time::Timestamp;
 
 /// A request for a thread whose form was checked.
 #[derive(Debug, Clone)]
@@ -249,14 +252,21 @@ impl Threads {
                 .write(move |tx| Box::pin(db::copies::store(tx, piece, touched)))
                 .await?;
         }
+        let lanes = copy.lanes();
         let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 let thread = db::copies::finish(tx, copy, now).await?;
-                let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
+                let mut state = None;
+                for lane in lanes {
+                    let machine = without_open_tasks(tx, to, lane, now).await?;
+                    if lane == Lane::Main {
+                        state = machine.head.map(|_| machine.state);
+                    }
+                }
                 let newest = db::checkpoints::newest_summary(tx, to, Lane::Main).await?;
                 DbResult::Ok(CreatedThread {
                     thread,
-                    state: machine.head.map(|_| machine.state),
+                    state,
                     interrupts: open_interrupts(tx, to, newest).await?,
                 })
             })
@@ -293,4 +303,33 @@ impl Threads {
         }
         Ok(pruned)
     }
+}
+
+/// Removes the background tasks that are not over from an agent of a thread that was copied, since nothing of them reaches the
+/// copy. Returns the agent.
+async fn without_open_tasks(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, now: Timestamp) -> DbResult<Machine> {
+    let head = db::checkpoints::head(tx, thread, lane).await?;
+    let run = head.as_ref().and_then(|head| head.run);
+    let (mut machine, segment) = db::checkpoints::machine_of(tx, thread, head).await?;
+    let Some(mut entry) = machine.remove_open_tasks(CheckpointId::mint()) else {
+        return Ok(machine);
+    };
+    // A write that names no node counts as written by that of the original's last step.
+    if let Some(parent) = entry.parent
+        && let Some(node) = db::checkpoints::last_node(tx, thread, parent).await?
+    {
+        entry.node = node;
+    }
+    let placed = NewCheckpoint {
+        thread,
+        lane,
+        seq: db::checkpoints::max_seq(tx, thread).await? + 1,
+        segment,
+        run,
+        entry: &entry,
+        position: &machine.position,
+        at: now,
+    };
+    db::checkpoints::insert(tx, &placed).await?;
+    Ok(machine)
 }

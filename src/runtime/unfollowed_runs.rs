@@ -12,16 +12,18 @@
 //! one begins anew.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::cancel_action::CancelAction;
 use super::error::{CancelError, StartError};
 use super::new_run::NewRun;
 use super::retry::TransactionError;
 use super::runs::Runs;
+use super::shared::Core;
 use super::shared::unfollowed::CommitFlag;
-use crate::db::{self, DbError, DbResult, RowAccess, warn_of};
+use crate::db::{self, DbError, DbResult, warn_of};
 use crate::domain::id::RunId;
 use crate::domain::run::Run;
 
@@ -33,16 +35,16 @@ pub use followers::FollowingClient;
 
 /// A run whose client has not been answered yet. If this is dropped before, the run is cancelled once it is stored.
 struct UnansweredRun {
-    runs: Runs,
+    core: Arc<Core>,
     run: RunId,
     written: CommitFlag,
     is_settled: bool,
 }
 
 impl UnansweredRun {
-    fn new(runs: &Runs, run: RunId, written: &CommitFlag) -> Self {
+    fn new(core: &Arc<Core>, run: RunId, written: &CommitFlag) -> Self {
         Self {
-            runs: runs.clone(),
+            core: Arc::clone(core),
             run,
             written: written.clone(),
             is_settled: false,
@@ -60,7 +62,7 @@ impl UnansweredRun {
 impl Drop for UnansweredRun {
     fn drop(&mut self) {
         if !self.is_settled {
-            self.runs.cancel_once_stored(self.run, self.written.clone());
+            self.core.unfollowed.add(self.run, self.written.clone());
         }
     }
 }
@@ -77,39 +79,22 @@ impl Runs {
         let (new_runs, checked) = self.prepare(new_run).await?;
         let id = RunId::mint();
         let written = CommitFlag::default();
-        let unanswered = UnansweredRun::new(self, id, &written);
+        let unanswered = UnansweredRun::new(&self.core, id, &written);
         let started = self.admit(id, new_runs, checked, written).await;
         unanswered.settle(&started);
         started
     }
 
-    /// Cancels a run once it is stored, if it is.
-    fn cancel_once_stored(&self, run: RunId, written: CommitFlag) {
-        if self.core.unfollowed.add(run, written) {
-            self.spawn_look_for_unfollowed_runs();
-        }
-    }
-
-    /// Cancels a run after some time, unless there is a process then to which a client that follows it is connected.
-    pub(super) fn cancel_unless_followed(&self, run: RunId) {
-        if self.core.unfollowed.add_left(run) {
-            self.spawn_look_for_unfollowed_runs();
-        }
-    }
-
-    fn spawn_look_for_unfollowed_runs(&self) {
-        let runs = self.clone();
-        // The runs of all tenants are looked for by one task.
-        let looking = RowAccess::Server.scope(async move { runs.cancel_unfollowed_runs().await });
-        drop(self.core.spawn("unfollowed runs", looking));
-    }
-
-    async fn cancel_unfollowed_runs(&self) {
+    /// Looks for runs that have lost their clients, those of all tenants, and cancels them. Ends with the server.
+    pub(super) async fn cancel_unfollowed_runs(self) {
         let soft = self.core.shutdown.soft().clone();
-        while let Some(pause) = self.core.unfollowed.pause(self.core.longest_sleep()) {
-            if soft.run_until_cancelled(sleep(pause)).await.is_none() {
-                return;
-            }
+        let unfollowed = &self.core.unfollowed;
+        let longest = self.core.longest_sleep();
+        while soft
+            .run_until_cancelled(unfollowed.wait_for_look(longest))
+            .await
+            .is_some()
+        {
             if let Err(error) = self.look_for_unfollowed_runs().await {
                 warn_of!(error, "could not look for runs that nobody follows");
             }

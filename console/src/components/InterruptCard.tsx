@@ -204,10 +204,10 @@ function errorsOf(error: unknown): { action: number; errors: FormErrors } | unde
   if (!(error instanceof ApiError) || error.status !== 422) return undefined;
   const place = placeOf(error.message);
   if (!place) return undefined;
-  const [, word, index, ...rest] = place.path;
+  const [word, index, ...rest] = place.path;
   const isListed = word === "decisions" && index !== undefined;
-  // The decision about one call alone is in no list.
-  const path = isListed ? rest : place.path[0] === "resume" ? place.path.slice(1) : place.path;
+  // Otherwise the first part is `response`.
+  const path = isListed ? rest : place.path.slice(1);
   const inside = path[0] === "edited_action" && path[1] === "args" ? path.slice(2) : path;
   return { action: isListed ? Number(index) : 0, errors: { [inside.join(".")]: place.message } };
 }

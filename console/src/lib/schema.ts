@@ -116,7 +116,7 @@ function at(value: Json | undefined, ...path: string[]): Json | undefined {
   return path.reduce<Json | undefined>((found, part) => (isObject(found) ? found[part] : undefined), value);
 }
 
-/** Where a refusal of the server belongs: `resume.decisions.0.edited_action.args: "text" is a required property`. */
+/** Where a refusal of the server belongs: `decisions.0.edited_action.args: "text" is a required property`. */
 export function placeOf(detail: string): { path: string[]; message: string } | undefined {
   const found = /^([\w.[\]-]+): ([\s\S]+)$/.exec(detail);
   if (!found?.[1] || !found[2]) return undefined;

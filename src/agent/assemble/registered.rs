@@ -1,6 +1,6 @@
 //! The registered agents.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use serde_json::{Map, Value};
@@ -14,6 +14,9 @@ use crate::domain::identity::Tenant;
 use crate::domain::run::Run;
 use crate::domain::thread::Thread;
 use crate::model::ModelError;
+
+/// The maximum number of agents of choices that are kept.
+const KEPT: usize = 64;
 
 /// The agents of this server at one moment.
 #[derive(Default)]
@@ -35,6 +38,53 @@ pub(super) type Variant = Box<dyn Fn(&Tenant) -> Result<Option<Arc<RegisteredAge
 struct Variants {
     build: Variant,
     built: Mutex<BTreeMap<Tenant, Arc<RegisteredAgent>>>,
+}
+
+/// Builds the agent of a choice.
+pub(super) type BuildChosen =
+    Box<dyn Fn(&Map<String, Value>) -> Result<Arc<RegisteredAgent>, ModelError> + Send + Sync>;
+
+/// A choice, and the agent that was built for it.
+type BuiltAgent = (Map<String, Value>, Arc<RegisteredAgent>);
+
+/// The choices of an agent's runs, and the agents of these choices, each built when first needed.
+struct ChosenAgents {
+    choices: Choices,
+    build: BuildChosen,
+    /// The agents that were built last, the newest at the end.
+    built: Mutex<VecDeque<BuiltAgent>>,
+}
+
+impl ChosenAgents {
+    /// Returns the agent that a context chooses; none if it chooses the default.
+    ///
+    /// # Errors
+    /// As [`Choices::check`].
+    fn agent(&self, context: &Map<String, Value>) -> Result<Option<Arc<RegisteredAgent>>, Invalid> {
+        let chosen = self.choices.chosen(context)?;
+        if chosen.is_empty() {
+            return Ok(None);
+        }
+        if let Some(agent) = self.find(&chosen) {
+            return Ok(Some(agent));
+        }
+        let agent = (self.build)(&chosen).map_err(|error| Invalid::new("context.model", error.to_string()))?;
+        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        built.push_back((chosen, Arc::clone(&agent)));
+        if built.len() > KEPT {
+            built.pop_front();
+        }
+        Ok(Some(agent))
+    }
+
+    fn find(&self, chosen: &Map<String, Value>) -> Option<Arc<RegisteredAgent>> {
+        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = built.iter().position(|(choices, _)| choices == chosen)?;
+        let found = built.remove(at)?;
+        let agent = Arc::clone(&found.1);
+        built.push_back(found);
+        Some(agent)
+    }
 }
 
 /// An agent with the settings of its definition that concern the server.
@@ -65,7 +115,7 @@ pub struct RegisteredAgent {
     /// The error of a model that the tenant may not use.
     forbidden_model: Option<ModelError>,
     /// The choices of its runs; none if they have none.
-    choices: Option<Arc<Choices>>,
+    chosen: Option<Arc<ChosenAgents>>,
 }
 
 impl RegisteredAgent {
@@ -100,14 +150,19 @@ impl RegisteredAgent {
                 built: Mutex::default(),
             }),
             forbidden_model: None,
-            choices: None,
+            chosen: None,
         }
     }
 
-    /// Returns the agent with what its runs may choose.
-    pub(super) fn with_choices(self, choices: Choices) -> Self {
+    /// Returns the agent with what its runs may choose, and the function that builds the agent of a choice.
+    pub(super) fn with_choices(self, choices: Choices, build: BuildChosen) -> Self {
+        let chosen = ChosenAgents {
+            choices,
+            build,
+            built: Mutex::default(),
+        };
         Self {
-            choices: Some(Arc::new(choices)),
+            chosen: Some(Arc::new(chosen)),
             ..self
         }
     }
@@ -151,12 +206,12 @@ impl RegisteredAgent {
 
     /// Returns whether runs may choose parts of the agent.
     pub fn is_configurable(&self) -> bool {
-        self.choices.is_some()
+        self.chosen.is_some()
     }
 
     /// Returns the names of the entries of a context by which runs choose.
     pub fn choice_names(&self) -> impl Iterator<Item = &String> {
-        self.choices.iter().flat_map(|choices| choices.names())
+        self.chosen.iter().flat_map(|chosen| chosen.choices.names())
     }
 
     /// Checks what a context chooses.
@@ -164,7 +219,8 @@ impl RegisteredAgent {
     /// # Errors
     /// Names the first entry that chooses something that is not allowed.
     pub fn check_choices(&self, context: &Map<String, Value>) -> Result<(), Invalid> {
-        self.choices.as_ref().map_or(Ok(()), |choices| choices.check(context))
+        let chosen = self.chosen.as_ref();
+        chosen.map_or(Ok(()), |chosen| chosen.choices.check(context))
     }
 
     /// Returns the agent with what a context chooses.
@@ -172,11 +228,11 @@ impl RegisteredAgent {
     /// # Errors
     /// As [`RegisteredAgent::check_choices`].
     pub fn configured(self: &Arc<Self>, context: &Map<String, Value>) -> Result<Arc<Self>, Invalid> {
-        match &self.choices {
+        match &self.chosen {
             None => Ok(Arc::clone(self)),
-            Some(choices) => {
-                let chosen = choices.agent(context)?;
-                Ok(chosen.map_or_else(|| Arc::clone(self), |agent| Arc::new(agent.stored_as(&self.digest))))
+            Some(chosen) => {
+                let agent = chosen.agent(context)?;
+                Ok(agent.map_or_else(|| Arc::clone(self), |agent| Arc::new(agent.stored_as(&self.digest))))
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{SubagentList, SubagentSummary, Subagents};
 use crate::middleware::{HookResult, Middleware};
 use crate::model::ToolSpec;
-use crate::model::scripted::Scripted;
+use crate::model::providers::scripted::Scripted;
 use crate::tool::{CallOutcome, Delegation, Halt, Scope, Tool, Toolbox};
 
 /// The effects outside the server: the number of times that each call took effect.
@@ -158,7 +158,7 @@ impl Tool for Act {
             return Err(Question {
                 kind,
                 value: json!(call.id),
-                schema: json!({}),
+                schema: json!({}).into(),
                 calls,
                 key: None,
                 approvers: Default::default(),

@@ -116,7 +116,7 @@ impl Doubtful {
         let question = || Question {
             kind: QuestionKind::Question,
             value: json!("really?"),
-            schema: json!({}),
+            schema: json!({}).into(),
             calls: vec![],
             key: None,
             approvers: Default::default(),

@@ -61,7 +61,7 @@ fn question(key: &str) -> Question {
     Question {
         kind: QuestionKind::Question,
         value: json!("?"),
-        schema: json!({}),
+        schema: json!({}).into(),
         calls: vec![],
         key: Some(key.to_owned()),
         approvers: Default::default(),

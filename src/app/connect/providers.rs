@@ -8,16 +8,16 @@ use reqwest::Client;
 use super::super::builder::Prepared;
 use super::{CheckOutcome, PlannedCheck, keys};
 use crate::domain::suggestion::nearest;
-use crate::model::providers::ProviderListing;
+use crate::model::providers::{ListingError, ProviderListing};
 
 /// Returns one check for each provider that agents or the index of the Store use.
 pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
     let config = &prepared.loaded().config;
     let providers = Arc::new(super::super::providers(config).with_own(prepared.registered().sources()));
     let mut used: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (_, model) in keys::models(config) {
-        if let Some(provider) = providers.provider_of(model) {
-            let name = model.split_once(':').map_or(model, |(_, name)| name);
+    for model in keys::used_models(config) {
+        if let Some(provider) = providers.provider_of(&model.name) {
+            let name = model.name.split_once(':').map_or(model.name.as_str(), |(_, name)| name);
             used.entry(provider.to_owned()).or_default().insert(name.to_owned());
         }
     }
@@ -28,13 +28,13 @@ pub(super) fn plan(prepared: &Prepared, client: &Client) -> Vec<PlannedCheck> {
             let listing = providers.list_models(&provider, &client).await;
             match listing {
                 Ok(listing) => describe(&provider, providers.has_key(&provider), &models, listing),
-                Err(reason) => {
-                    let first = match reason.starts_with("cannot be reached") {
-                        true => "see to it that this machine can reach it",
-                        false => "set the key",
+                Err(error) => {
+                    let first = match error {
+                        ListingError::Unreachable(_) => "see to it that this machine can reach it",
+                        ListingError::NoProvider(_) | ListingError::NoKey(_) => "set the key",
                     };
                     let advice = format!("{first}, or correct the section [providers.{provider}]");
-                    CheckOutcome::fail(reason, advice)
+                    CheckOutcome::fail(error.to_string(), advice)
                 }
             }
         })

@@ -4,12 +4,15 @@
 //! an answered question continues on the same stream.
 
 mod approval;
+mod conversation;
 mod event;
 mod input;
 mod questions;
+mod reply;
 mod session;
 mod slash;
 mod subscription;
+mod values;
 mod view;
 
 use std::io::{IsTerminal, Read};

@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::approval::{Reply, ask_simple_or_nothing};
 use super::input::Entered;
+use super::reply::Reply;
 use super::session::Session;
+use super::values::ask_simple_or_nothing;
 use crate::client::error::ClientResult;
 use crate::client::escape;
 

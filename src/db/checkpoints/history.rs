@@ -86,8 +86,8 @@ async fn restore(tx: &mut Tx<'_>, thread: ThreadId, rows: &mut [CheckpointRow]) 
 const SELECT: &str = "select checkpoint_id, lane, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
     position, created_at, carried_from from checkpoints";
 
-/// Returns a checkpoint of a thread with its state, of any lane.
-pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
+/// Returns a checkpoint of a thread without its state, of any lane.
+pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
     const SQL: &str = concatcp!(SELECT, " where checkpoint_id = $1 and thread_id = $2");
     let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(checkpoint.0)
@@ -98,7 +98,15 @@ pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) ->
         return Ok(None);
     };
     restore(tx, thread, std::slice::from_mut(&mut row)).await?;
-    let mut found = row.read(thread)?;
+    row.read(thread).map(Some)
+}
+
+/// Returns a checkpoint of a thread with its state, of any lane.
+#[cfg(test)]
+pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
+    let Some(mut found) = find(tx, thread, checkpoint).await? else {
+        return Ok(None);
+    };
     found.state = State::clone(&*state_at(tx, thread, found.lane, checkpoint).await?);
     Ok(Some(found))
 }

@@ -11,6 +11,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::{Machine, START};
 use crate::domain::state::{State, Update};
+use crate::domain::summarization;
 
 /// Returns the machine at the newest checkpoint of a lane, and the segment that its next checkpoint continues. A lane
 /// without checkpoints has a new machine.
@@ -128,12 +129,20 @@ async fn read_input(tx: &mut Tx<'_>, thread: ThreadId, row: Option<InputRow>) ->
     })))
 }
 
-/// Returns the node that made a checkpoint of a thread.
-pub async fn node_of(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<String>> {
-    const SQL: &str = "select node from checkpoints where checkpoint_id = $1 and thread_id = $2";
+/// Returns the node that took the last step up to a checkpoint of a thread; none if no checkpoint of a step is left. A fork and a
+/// compaction are no steps.
+pub async fn last_node(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<String>> {
+    const SQL: &str = "with recursive way(parent_id, node, is_step) as (\
+        select parent_id, node, source <> 'fork' and node <> $3 from checkpoints \
+        where checkpoint_id = $1 and thread_id = $2 \
+        union all select earlier.parent_id, earlier.node, earlier.source <> 'fork' and earlier.node <> $3 \
+        from way join checkpoints earlier on earlier.checkpoint_id = way.parent_id \
+        where earlier.thread_id = $2 and not way.is_step) \
+        select node from way where is_step";
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
         .bind(checkpoint.0)
         .bind(thread.0)
+        .bind(summarization::NODE)
         .fetch_optional(conn)
         .await)?)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use const_format::concatcp;
-use sqlx::query_as;
+use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::{Head, Span, cell, missing_ancestor};
@@ -33,6 +33,23 @@ pub async fn newest_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbRe
         return Ok(None);
     };
     state_at(tx, thread, lane, newest).await.map(Some)
+}
+
+/// Returns the state at a checkpoint of any lane, shared with the cache; none if the thread has no such checkpoint.
+///
+/// # Errors
+/// As [`load_state`].
+pub async fn find_state(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Arc<State>>> {
+    const SQL: &str = "select lane from checkpoints where checkpoint_id = $1 and thread_id = $2";
+    let found: Option<LaneColumn> = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(checkpoint.0)
+        .bind(thread.0)
+        .fetch_optional(conn)
+        .await)?;
+    match found {
+        Some(LaneColumn(lane)) => state_at(tx, thread, lane, checkpoint).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 from_row! {

@@ -6,18 +6,22 @@
 
 use std::sync::Arc;
 
-use futures::future::BoxFuture;
-use futures::stream::BoxStream;
-use futures::{TryFutureExt, TryStreamExt};
-use sqlx::error::BoxDynError;
-use sqlx::postgres::{PgArguments, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
-use sqlx::{Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr};
+use sqlx::PgPool;
 
-use super::is_read_only;
+use super::batch::PlainStatements;
 use crate::db::error::DbResult;
 use crate::db::hosts::PostgresHosts;
 use crate::db::reachability::Reachability;
 use crate::db::{DbAddress, DbLimits};
+
+mod idle;
+mod prepared;
+mod session;
+mod values;
+
+pub(in crate::db) use idle::{IdleConnections, WriteConnection};
+pub(in crate::db) use session::{Batching, PostgresConn};
+pub(in crate::db) use values::PostgresValues;
 
 /// The statement that begins a write.
 const BEGIN_WRITE: &str = "begin";
@@ -28,16 +32,22 @@ const BEGIN_READ: &str = "begin isolation level repeatable read read only";
 #[derive(Clone)]
 pub(in crate::db) struct PostgresPool {
     pub(in crate::db) connections: PgPool,
+    /// Those of the connections that writes have used before.
+    pub(in crate::db) idle: IdleConnections,
     /// One connection, which renews the lease of this process while others wait for `connections`.
     lease: PgPool,
+    /// The connection of the lease between two renewals.
+    idle_of_lease: IdleConnections,
     /// The hosts of the connections. The pool knows one at a time.
     pub(in crate::db) hosts: Arc<PostgresHosts>,
     /// The listener, which looks for the host that takes writes.
     pub(in crate::db) reach: Arc<Reachability>,
     /// The statements that begin a write.
-    pub(in crate::db) begin_write: String,
+    pub(in crate::db) begin_write: PlainStatements,
     /// The statements that begin a read.
-    pub(in crate::db) begin_read: String,
+    pub(in crate::db) begin_read: PlainStatements,
+    /// False behind a pooler, which may change the session between two transactions.
+    pub(in crate::db) keeps_sessions: bool,
 }
 
 impl PostgresPool {
@@ -49,14 +59,23 @@ impl PostgresPool {
         reach: Arc<Reachability>,
         settings: Option<&SessionSettings>,
     ) -> Self {
-        let settings = settings.map(SessionSettings::of_transaction).unwrap_or_default();
+        let begin = |statement| {
+            let mut begin = PlainStatements::new(statement, 1);
+            if let Some(settings) = settings {
+                settings.push_to_transaction(&mut begin);
+            }
+            begin
+        };
         Self {
             connections,
+            idle: IdleConnections::default(),
             lease,
+            idle_of_lease: IdleConnections::default(),
             hosts,
             reach,
-            begin_write: format!("{BEGIN_WRITE}{settings}"),
-            begin_read: format!("{BEGIN_READ}{settings}"),
+            begin_write: begin(BEGIN_WRITE),
+            begin_read: begin(BEGIN_READ),
+            keeps_sessions: settings.is_none(),
         }
     }
 
@@ -73,12 +92,16 @@ impl PostgresPool {
     pub(in crate::db) fn of_lease(&self) -> Self {
         Self {
             connections: self.lease.clone(),
+            idle: self.idle_of_lease.clone(),
             ..self.clone()
         }
     }
 
     /// Closes all connections.
     pub(in crate::db) async fn close(&self) {
+        for idle in [&self.idle, &self.idle_of_lease] {
+            idle.close();
+        }
         self.lease.close().await;
         self.connections.close().await;
     }
@@ -115,13 +138,11 @@ impl SessionSettings {
         statements.collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns the statements that make the settings for a transaction, behind the one that begins it.
-    fn of_transaction(&self) -> String {
-        let statements = self
-            .0
-            .iter()
-            .map(|(name, value)| format!("; set local {name} = {value}"));
-        statements.collect()
+    /// Adds the statements that make the settings for a transaction.
+    fn push_to_transaction(&self, begin: &mut PlainStatements) {
+        for (name, value) in &self.0 {
+            begin.push(&format!("set local {name} = {value}"));
+        }
     }
 }
 
@@ -132,90 +153,6 @@ pub(in crate::db) fn pool_hosts(address: &DbAddress) -> DbResult<PostgresHosts> 
         // Poolers refuse parameters that they do not know, and this one has no effect on values in binary form.
         Some(_) => Ok(hosts.with_options(|options| options.extra_float_digits(None))),
         None => Ok(hosts),
-    }
-}
-
-/// The connection of a transaction on Postgres.
-#[derive(Debug)]
-pub(in crate::db) struct PostgresConn<'c> {
-    conn: &'c mut PgConnection,
-    /// True if statements are prepared once for each connection.
-    prepares: bool,
-    /// True if a statement was refused since the session is read-only.
-    pub(super) is_refused: bool,
-}
-
-impl<'c> PostgresConn<'c> {
-    pub(super) fn new(conn: &'c mut PgConnection, prepares: bool) -> Self {
-        Self {
-            conn,
-            prepares,
-            is_refused: false,
-        }
-    }
-
-    fn query<E>(&self, query: E) -> PreparedOnRequest<E> {
-        PreparedOnRequest {
-            query,
-            prepares: self.prepares,
-        }
-    }
-}
-
-/// A query that is prepared by name only if that is wanted.
-struct PreparedOnRequest<E> {
-    query: E,
-    prepares: bool,
-}
-
-impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for PreparedOnRequest<E> {
-    fn sql(self) -> SqlStr {
-        self.query.sql()
-    }
-
-    fn statement(&self) -> Option<&PgStatement> {
-        self.query.statement()
-    }
-
-    fn take_arguments(&mut self) -> Result<Option<PgArguments>, BoxDynError> {
-        self.query.take_arguments()
-    }
-
-    fn persistent(&self) -> bool {
-        self.prepares && self.query.persistent()
-    }
-}
-
-impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
-    type Database = Postgres;
-
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
-    where
-        'c: 'e,
-        E: 'q + Execute<'q, Postgres>,
-    {
-        let query = self.query(query);
-        let is_refused = &mut self.is_refused;
-        let rows = self.conn.fetch_many(query);
-        Box::pin(rows.inspect_err(move |error| *is_refused |= is_read_only(error)))
-    }
-
-    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
-    where
-        'c: 'e,
-        E: 'q + Execute<'q, Postgres>,
-    {
-        let query = self.query(query);
-        let is_refused = &mut self.is_refused;
-        let row = self.conn.fetch_optional(query);
-        Box::pin(row.inspect_err(move |error| *is_refused |= is_read_only(error)))
-    }
-
-    fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, sqlx::Result<PgStatement>>
-    where
-        'c: 'e,
-    {
-        self.conn.prepare_with(sql, parameters)
     }
 }
 
@@ -249,16 +186,25 @@ mod tests {
         let new =
             |settings| PostgresPool::new(pool.clone(), pool.clone(), Arc::clone(&hosts), Arc::default(), settings);
         let direct = new(None);
-        assert_eq!(direct.begin_write, "begin");
-        assert_eq!(direct.begin_read, "begin isolation level repeatable read read only");
+        assert_eq!(direct.begin_write.text(), "begin");
+        assert_eq!(
+            direct.begin_read.text(),
+            "begin isolation level repeatable read read only"
+        );
         let pooled = new(Some(&settings));
         assert!(
             pooled
                 .begin_write
+                .text()
                 .starts_with("begin; set local idle_in_transaction_session_timeout = '3s'; set local "),
             "{}",
-            pooled.begin_write
+            pooled.begin_write.text()
         );
-        assert!(pooled.begin_read.ends_with("; set local lock_timeout = '9001ms'"));
+        assert!(
+            pooled
+                .begin_read
+                .text()
+                .ends_with("; set local lock_timeout = '9001ms'")
+        );
     }
 }

@@ -132,14 +132,10 @@ pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp
     );
     if tx.engine() == Engine::Postgres {
         // Without the lock, two concurrent claims on one thread would not see each other's run.
-        on_engine!(tx, |conn| query(LOCK).bind(run.0).execute(conn).await.map(drop))?;
+        tx.statement(LOCK).bind(run.0).execute_later().await?;
     }
-    let row: Option<ClaimRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(run.0)
-        .bind(worker.0)
-        .bind(now.0)
-        .fetch_optional(conn)
-        .await)?;
+    let update = tx.statement(SQL).bind(run.0).bind(worker.0).bind(now.0);
+    let row: Option<ClaimRow> = update.fetch_optional().await?;
     match row {
         Some(row) => claim_row(tx, row, RunStatus::Pending, now).await,
         None => Ok(None),

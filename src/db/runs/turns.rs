@@ -9,10 +9,10 @@
 //! [`hold_messages`].
 
 use const_format::{concatcp, str_replace};
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{query, query_scalar};
 use uuid::Uuid;
 
-use crate::db::engine::{Conn, on_engine};
+use crate::db::engine::{Conn, Engine, on_engine};
 use crate::db::{DbResult, Tx};
 use crate::domain::account::{RunQueue, end_of_subject};
 use crate::domain::id::{RunId, ThreadId};
@@ -57,12 +57,8 @@ pub async fn waiting_queues(tx: &mut Tx<'_>, after: &str, limit: i64) -> DbResul
         union all select (select queue from runs where depth = 0 and status = 'pending' and queue > waiting.queue \
         order by queue limit 1) from waiting where waiting.queue is not null) \
         select queue from waiting where queue is not null limit $2";
-    let texts: Vec<String> = on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(after)
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?;
-    Ok(texts.into_iter().map(RunQueue::stored).collect())
+    let rows: Vec<(String,)> = tx.statement(SQL).bind(after).bind(limit).fetch_all().await?;
+    Ok(rows.into_iter().map(|(queue,)| RunQueue::stored(queue)).collect())
 }
 
 /// Counts the running runs of the main agent by their places. Their number is bounded by the slots of all processes. A place may
@@ -72,7 +68,7 @@ pub async fn at_work_by_queue(tx: &mut Tx<'_>) -> DbResult<Vec<(RunQueue, u64)>>
     const SQLITE: &str = "select queue, 1 from runs where depth = 0 and status = 'running'";
     const POSTGRES: &str = "select queue, count(*) from runs where depth = 0 and status = 'running' group by queue";
     let sql = tx.either(SQLITE, POSTGRES);
-    let rows: Vec<(String, i64)> = on_engine!(tx, |conn| query_as(sql).fetch_all(conn).await)?;
+    let rows: Vec<(String, i64)> = tx.statement(sql).fetch_all().await?;
     let counted = rows.into_iter().map(|(queue, count)| {
         let count = u64::try_from(count).unwrap_or(0);
         (RunQueue::stored(queue), count)
@@ -95,12 +91,13 @@ pub async fn next_in_queue(tx: &mut Tx<'_>, queue: &RunQueue, now: Timestamp) ->
         " for no key update of threads skip locked"
     );
     let sql = tx.either(SQLITE, POSTGRES);
-    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
+    let next: Option<(Uuid,)> = tx
+        .statement(sql)
         .bind(now.0)
         .bind(queue.text())
-        .fetch_optional(conn)
-        .await)?;
-    Ok(id.map(RunId))
+        .fetch_optional()
+        .await?;
+    Ok(next.map(|(id,)| RunId(id)))
 }
 
 /// The name of the advisory lock of all claims that are made under quotas for runs at work.
@@ -111,9 +108,9 @@ const CLAIMS: &str = "'adjutant: claims of runs'";
 /// threads are locked: those who hold these may wait for the lock. SQLite has one writer anyway.
 pub async fn lock_claims(tx: &mut Tx<'_>) -> DbResult<()> {
     const SQL: &str = concatcp!("select pg_advisory_xact_lock(hashtextextended(", CLAIMS, ", 0))");
-    match &mut tx.conn {
-        Conn::Sqlite(_) => Ok(()),
-        Conn::Postgres(conn) => Ok(query(SQL).execute(conn).await.map(drop)?),
+    match tx.engine() {
+        Engine::Sqlite => Ok(()),
+        Engine::Postgres => tx.statement(SQL).execute_later().await,
     }
 }
 

@@ -367,6 +367,13 @@ async fn lanes_are_separate(db: Db) {
     assert_eq!(head.run, Some(run));
     assert_eq!(head.position, position);
     assert_eq!(texts_at(&db, thread, id).await, ["inner"]);
+    db.states().clear();
+    for (wanted, text) in [(main.id, "main"), (id, "inner")] {
+        let state = read!(db, |tx| checkpoints::find_state(tx, thread, wanted)).expect("a state");
+        assert_eq!(texts(&state), [text]);
+        let elsewhere = read!(db, |tx| checkpoints::find_state(tx, ThreadId::mint(), wanted));
+        assert!(elsewhere.is_none());
+    }
     assert_eq!(
         read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).map(|head| head.id),
         Some(main.id)

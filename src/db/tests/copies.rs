@@ -140,7 +140,7 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
     let question = Question {
         kind: QuestionKind::Question,
         value: json!(1),
-        schema: json!({}),
+        schema: json!({}).into(),
         calls: vec![],
         key: None,
         approvers: Default::default(),

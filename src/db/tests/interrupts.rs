@@ -30,7 +30,7 @@ pub(super) fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Inter
     let question = Question {
         kind: QuestionKind::Question,
         value: json!("why?"),
-        schema: json!({}),
+        schema: json!({}).into(),
         calls: vec!["c".to_owned()],
         key: None,
         approvers: Default::default(),

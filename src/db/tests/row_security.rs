@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, query_scalar, raw_sql};
 use super::postgres::{Database, fresh_database};
 use super::{Db, DbError, DbResult, RowAccess, on_both, on_server, open, read};
 use crate::db::Tx;
-use crate::db::engine::on_engine;
+use crate::db::engine::{PlainStatements, on_engine};
 use crate::db::row_security::exempt_role;
 use crate::domain::identity::Tenant;
 
@@ -200,15 +200,17 @@ async fn a_transaction_without_the_setting_finds_nothing() {
     .await;
 }
 
+fn begin(access: &RowAccess) -> AssertSqlSafe<String> {
+    let begin = access.begin(&PlainStatements::new("begin", 1));
+    AssertSqlSafe(begin.text().to_owned())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_carries_no_tenant_over() {
     on_filled(async |db, database| {
         let mut conn = PgConnection::connect(&database.url).await.expect("a connection");
         for name in TENANTS {
-            let mut transaction = conn
-                .begin_with(tenant(name).begin("begin"))
-                .await
-                .expect("a transaction");
+            let mut transaction = conn.begin_with(begin(&tenant(name))).await.expect("a transaction");
             let found: i64 = query_scalar("select count(*) from threads")
                 .fetch_one(&mut *transaction)
                 .await

@@ -22,7 +22,7 @@ fn question() -> Question {
     Question {
         kind: QuestionKind::Question,
         value: json!("well?"),
-        schema: json!({}),
+        schema: json!({}).into(),
         calls: vec![],
         key: None,
         approvers: Default::default(),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::domain::event::Fact;
 
 fn approval() -> Question {
     Question {
@@ -10,7 +11,11 @@ fn approval() -> Question {
                 {"action_name": "b", "allowed_decisions": ["approve", "reject"]},
             ],
         }),
-        schema: json!({"type": "object", "properties": {"decisions": {"items": {"properties": {"message": {"type": "string"}}}}}}),
+        schema: json!({
+            "type": "object",
+            "properties": {"decisions": {"items": {"properties": {"message": {"type": "string"}}}}},
+        })
+        .into(),
         calls: vec!["1".to_owned(), "2".to_owned()],
         key: None,
         approvers: Default::default(),
@@ -64,13 +69,13 @@ fn the_error_names_the_invalid_part_of_an_answer() {
 fn a_plain_question_accepts_what_its_schema_accepts() {
     let question = Question {
         kind: QuestionKind::Question,
-        schema: json!({"type": "integer"}),
+        schema: json!({"type": "integer"}).into(),
         ..approval()
     };
     assert_eq!(question.check(&json!(1)), Ok(()));
     assert_eq!(question.check(&json!("one")).unwrap_err().field, "resume");
     let unreadable = Question {
-        schema: json!({"type": "nonsense"}),
+        schema: json!({"type": "nonsense"}).into(),
         ..question
     };
     assert_eq!(
@@ -104,16 +109,32 @@ fn decisions_are_read_as_clients_write_them() {
     assert_eq!(read.decisions, expected);
 }
 
-#[test]
-fn an_interrupt_is_read_with_its_question_and_without() {
-    let asked = |question: Question| Interrupt {
+fn asked(question: Question) -> Interrupt {
+    Interrupt {
         id: InterruptId("i".to_owned()),
         task: TaskId::of_step(None, "tools", 0),
         asker: InterruptSource::Call("1".to_owned()),
         question: Arc::new(question),
         answer: Some(json!("yes")),
         is_inline: false,
-    };
+    }
+}
+
+#[test]
+fn an_event_is_read_with_the_questions_of_its_interrupts_and_without() {
+    for interrupt in [asked(approval()), asked(approval()).without_question()] {
+        let fact = Fact::Asked {
+            head: None,
+            carried_from: None,
+            interrupts: vec![interrupt],
+        };
+        let stored = serde_json::to_string(&fact).unwrap();
+        assert_eq!(serde_json::from_str::<Fact>(&stored).unwrap(), fact, "{stored}");
+    }
+}
+
+#[test]
+fn an_interrupt_is_read_with_its_question_and_without() {
     // Also a question without any content is stored.
     for whole in [asked(approval()), asked(Question::default())] {
         let stored = serde_json::to_value(&whole).unwrap();
@@ -128,4 +149,28 @@ fn an_interrupt_is_read_with_its_question_and_without() {
         assert!(read.lacks_question());
         assert_eq!((&read.id, &read.answer), (&whole.id, &whole.answer));
     }
+}
+
+#[test]
+fn a_place_in_an_answer_is_named_as_the_answer_was_given() {
+    let ask = |questions: Value| Question {
+        kind: QuestionKind::Question,
+        value: json!({"type": ASK_USER, "questions": questions}),
+        ..Question::default()
+    };
+    let one = ask(json!([{"type": "text"}]));
+    assert_eq!(one.place_as_given(&json!("yes"), ".answers.0"), "");
+    assert_eq!(one.place_as_given(&json!(["yes"]), ".answers.0"), ".0");
+    let whole = json!({"type": "answered", "answers": ["yes"]});
+    assert_eq!(one.place_as_given(&whole, ".answers.0"), ".answers.0");
+    let several = ask(json!([{"type": "multi_select"}]));
+    assert_eq!(several.place_as_given(&json!(["a", "b"]), ".answers.0"), "");
+    let approval = Question {
+        kind: QuestionKind::ToolApproval,
+        value: json!({"type": TOOL_APPROVAL}),
+        ..Question::default()
+    };
+    assert_eq!(approval.place_as_given(&json!({"type": "approve"}), ".type"), ".type");
+    let list = json!({"decisions": [{"type": "approve"}]});
+    assert_eq!(approval.place_as_given(&list, ".type"), ".decisions[0].type");
 }

@@ -3,10 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use super::{
-    CheckpointId, Interrupt, InterruptId, InterruptSource, Phase, Position, QuestionKind, RunId, StepBase, TOOLS,
-    TaskId,
+    CheckpointId, Entry, Interrupt, InterruptId, InterruptSource, Machine, Phase, Plan, Position, QuestionKind, RunId,
+    START, StepBase, TOOLS, TaskId, Update,
 };
+use crate::domain::background::{BackgroundTask, FIELD, RULE};
 use crate::domain::call::CallStatus;
 use crate::domain::run::AfterDelegation;
 
@@ -28,7 +31,43 @@ pub struct CopiedChild {
     pub waits: bool,
 }
 
+impl Machine {
+    /// Removes the background tasks that are not over from the state and from the results of the current step, in a copy of
+    /// the thread: they belong to the original. Returns the checkpoint of the removal; none if there are no such tasks.
+    pub fn remove_open_tasks(&mut self, id: CheckpointId) -> Option<Entry> {
+        let is_in_step = self.position.remove_open_tasks();
+        let update = match BackgroundTask::removal_of_open(self.state.fields.get(FIELD)) {
+            Some(removal) => Update {
+                rules: BTreeMap::from([(FIELD.to_owned(), RULE)]),
+                ..Update::field(FIELD, removal)
+            },
+            None if is_in_step => Update::none(),
+            None => return None,
+        };
+        Some(self.carry_update(&Plan::default(), START, update, id))
+    }
+}
+
 impl Position {
+    /// Removes the background tasks that are not over from the results of the step. Returns whether there were any.
+    fn remove_open_tasks(&mut self) -> bool {
+        let Phase::Tools { calls } = &mut self.phase else {
+            return false;
+        };
+        let mut is_changed = false;
+        for call in calls {
+            let answered = match &mut call.status {
+                CallStatus::Answered(output) => Some(&mut output.writes),
+                CallStatus::Ready | CallStatus::Started | CallStatus::Asking | CallStatus::Delegated { .. } => None,
+            };
+            let delegated = call.delegations.iter_mut().map(|result| &mut result.writes);
+            for writes in delegated.chain(answered) {
+                is_changed |= remove_open_tasks(writes);
+            }
+        }
+        is_changed
+    }
+
     /// Returns the task that is delegated to `child`, in a copy in which the step goes on after checkpoint `head`.
     pub fn delegation_in_copy(&self, head: CheckpointId, child: RunId, then: AfterDelegation) -> Option<TaskId> {
         let Phase::Tools { calls } = &self.phase else {
@@ -114,16 +153,29 @@ impl Position {
     }
 }
 
+/// Removes the background tasks that are not over from writes. Returns whether there were any.
+fn remove_open_tasks(writes: &mut Update) -> bool {
+    let Some(Value::Object(removed)) = BackgroundTask::removal_of_open(writes.fields.get(FIELD)) else {
+        return false;
+    };
+    if let Some(Value::Object(tasks)) = writes.fields.get_mut(FIELD) {
+        tasks.extend(removed);
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
     use std::sync::Arc;
 
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
-    use crate::domain::call::Call;
+    use crate::domain::background::{TaskRun, TaskStatus};
+    use crate::domain::call::{Call, ToolOutput};
     use crate::domain::interrupt::Question;
+    use crate::domain::time::Timestamp;
 
     fn asked(call: &str, kind: QuestionKind, answer: Option<Value>) -> Interrupt {
         let task = StepBase::default().task(TOOLS, 0);
@@ -148,6 +200,60 @@ mod tests {
             status,
             delegations: vec![],
         }
+    }
+
+    fn background_task(id: &str, status: TaskStatus) -> BackgroundTask {
+        let run = TaskRun {
+            thread: id.to_owned(),
+            run: format!("run of {id}"),
+            status: TaskStatus::Running,
+        };
+        BackgroundTask {
+            status,
+            ..BackgroundTask::started("writer", run, Timestamp(0))
+        }
+    }
+
+    #[test]
+    fn background_tasks_that_are_not_over_stay_with_the_original() {
+        let mut machine = Machine {
+            head: Some(CheckpointId::mint()),
+            step: Some(3),
+            ..Machine::default()
+        };
+        machine
+            .state
+            .apply(&background_task("over", TaskStatus::Success).write());
+        assert_eq!(machine.remove_open_tasks(CheckpointId::mint()), None);
+
+        machine
+            .state
+            .apply(&background_task("open", TaskStatus::Waiting).write());
+        let answered = ToolOutput {
+            writes: background_task("new", TaskStatus::Running).write(),
+            ..ToolOutput::default()
+        };
+        machine.position = Position {
+            phase: Phase::Tools {
+                calls: vec![
+                    call("a", CallStatus::Answered(Box::new(answered))),
+                    call("b", CallStatus::Ready),
+                ],
+            },
+            ..Position::default()
+        };
+        let id = CheckpointId::mint();
+        let entry = machine.remove_open_tasks(id).expect("a checkpoint");
+        assert_eq!(entry.id, id);
+        assert_eq!(entry.step, 4);
+        let left: Vec<String> = BackgroundTask::all(&machine.state)
+            .into_iter()
+            .map(|task| task.task_id)
+            .collect();
+        assert_eq!(left, ["over"]);
+        let written = machine.answered_writes().next().expect("the result of the call");
+        assert_eq!(written.fields[FIELD], json!({"new": null}));
+        assert_eq!(machine.remove_open_tasks(CheckpointId::mint()), None);
     }
 
     #[test]

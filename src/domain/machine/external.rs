@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use super::destination::Destination;
 use super::{
     Call, CheckpointId, CheckpointSource, Entry, HookPoint, Interrupt, InterruptSource, MODEL, Machine, Phase, Plan,
     Position, QuestionKind, START, State, TOOLS, Update,
 };
 use crate::domain::call::{CallStatus, pending_calls};
-use crate::domain::goto::Destination;
 use crate::domain::id::RunId;
 use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;

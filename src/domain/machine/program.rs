@@ -95,7 +95,7 @@ mod tests {
         Question {
             kind,
             value: json!("?"),
-            schema: json!({}),
+            schema: json!({}).into(),
             calls: vec![],
             key: None,
             approvers: Default::default(),

@@ -245,3 +245,28 @@ fn the_conclusion_is_found_among_compressed_messages() {
     assert_eq!(state.conclusion_after(Some("m200")), None);
     assert_eq!(state.conclusion_after(Some("m350")), None);
 }
+
+#[test]
+fn the_media_of_a_result_are_those_that_a_message_may_have() {
+    let block = |kind: &str| json!({"type": kind, "base64": "AA"});
+    let media = [
+        "image",
+        "image_url",
+        "input_image",
+        "file",
+        "document",
+        "input_file",
+        "media",
+        "audio",
+        "input_audio",
+        "video",
+        "video_url",
+        "input_video",
+    ]
+    .map(block);
+    let mut blocks = vec![json!({"type": "text", "text": "Here they are."})];
+    blocks.extend(media.clone());
+    blocks.push(json!({"type": "reasoning", "reasoning": "…"}));
+    let state = state_of([Message::ai(Content::Blocks(blocks))]);
+    assert_eq!(state.media(), media);
+}

@@ -24,7 +24,6 @@ use crate::domain::id::{InterruptId, RunId, ThreadId};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::domain::run::{Run, RunStatus};
 use crate::http::access::Api;
-use crate::http::audit;
 use crate::http::error::ApiError;
 use crate::http::runs::start;
 use crate::http::wait::{CancelOnDisconnect, RunOutcome, RunReader};
@@ -150,7 +149,7 @@ impl<'a> AgentCall<'a> {
             Some(thread) => ResourceRef::Thread(thread).to_string(),
             None => String::new(),
         };
-        audit::record(self.api, action, named, &checked);
+        self.api.record_decision(action, named, &checked);
         checked?;
         let body = RunCreate {
             assistant_id: Some(self.agent.id.to_string()),
@@ -420,7 +419,7 @@ fn in_result(
 /// Returns an interrupt as the structured content of a result shows it.
 fn interrupt_json(record: &InterruptRecord) -> Value {
     let question = &record.interrupt.question;
-    let shown = json!({"id": record.interrupt.id, "value": question.value, "response_schema": question.schema,
+    let shown = json!({"id": record.interrupt.id, "value": question.value, "response_schema": question.schema.parse(),
         "resolve_url": resolve_path(record)});
     with_agent(shown, &record.interrupt)
 }

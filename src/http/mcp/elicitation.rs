@@ -4,6 +4,8 @@
 //! choice and a text, and each question of `ask_user` has fields of its own. What a form cannot express is not asked: an
 //! edited tool call, and another answer than the choices when several may be chosen.
 
+use std::sync::Arc;
+
 use rmcp::model::{ElicitRequestParams, ElicitationSchema};
 use serde_json::{Map, Value, json};
 
@@ -168,9 +170,10 @@ fn decisions_form(question: &Question) -> Option<QuestionForm> {
     };
     let mut fields = vec![];
     let mut message = "The agent asks before it continues.".to_owned();
+    let allowed_types = question.allowed_types();
     for (at, call) in calls.iter().enumerate() {
         let allowed = value.pointer(&format!("/review_configs/{at}/allowed_decisions"));
-        let allowed = allowed.or_else(|| question.schema.pointer("/properties/type/enum"));
+        let allowed = allowed.or(allowed_types.as_ref());
         let words = DecisionKind::ALL.map(DecisionKind::word);
         let is_allowed = |word: &&str| {
             allowed.is_none_or(|allowed| allowed.as_array().is_some_and(|all| all.contains(&json!(word))))
@@ -263,7 +266,7 @@ fn user_form(question: &Question) -> Option<QuestionForm> {
 fn other_form(question: &Question) -> QuestionForm {
     let value = &question.value;
     let message = value.as_str().map_or_else(|| cut(&value.to_string()), cut);
-    let schema = &question.schema;
+    let schema = question.schema.parse();
     let properties = schema["properties"].as_object().filter(|_| schema["type"] == "object");
     if let Some(properties) = properties.filter(|all| !all.is_empty() && all.values().all(is_plain)) {
         let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
@@ -274,14 +277,14 @@ fn other_form(question: &Question) -> QuestionForm {
         let kind = FormKind::Object;
         return QuestionForm { message, fields, kind };
     }
-    if is_plain(schema) {
-        let fields = vec![FormField::new("answer", schema.clone(), true)];
+    if is_plain(&schema) {
+        let fields = vec![FormField::new("answer", schema, true)];
         let kind = FormKind::Value;
         return QuestionForm { message, fields, kind };
     }
     // A text is an answer of any schema that allows texts.
-    let takes_text = Schema::compile(schema).is_ok_and(|schema| schema.check("answer", &json!("text")).is_ok());
-    let (kind, description) = match takes_text {
+    let takes_text = |schema: Arc<Schema>| schema.check("answer", &json!("text")).is_ok();
+    let (kind, description) = match Schema::compile_once(&question.schema).is_ok_and(takes_text) {
         true => (FormKind::Value, String::new()),
         false => (FormKind::Json, cut(&format!("JSON that fits this schema: {schema}"))),
     };
@@ -378,7 +381,7 @@ mod tests {
     fn other_questions_are_asked_by_their_schema() {
         let asked = |schema: Value| Question {
             value: json!("What?"),
-            schema,
+            schema: schema.into(),
             ..Question::default()
         };
         let object = json!({"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]});

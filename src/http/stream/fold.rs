@@ -271,7 +271,7 @@ mod tests {
             question: Arc::new(Question {
                 kind: QuestionKind::Question,
                 value: json!(number),
-                schema: json!({}),
+                schema: json!({}).into(),
                 calls: vec![],
                 key: None,
                 approvers: Default::default(),

@@ -14,6 +14,7 @@ use crate::events::{RunSequence, ThreadItem};
 use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::extract::{ApiPath, Params, ThreadPath};
+use crate::http::run_stream::{check_gap, last_event_id};
 use crate::http::stream::frame::unseen;
 use crate::http::stream::{
     self, Cursor, Flow, Frame, MetadataDetail, MetadataDetailHeader, MetadataDetailParameter, Projection, ResumePoint,
@@ -21,7 +22,7 @@ use crate::http::stream::{
 };
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::server_sent_event::ServerSentEvent;
-use crate::http::{Api, runs, state};
+use crate::http::{Api, state};
 use crate::runtime::ResourceRef;
 
 /// The stream modes of a thread.
@@ -94,13 +95,13 @@ pub(in crate::http) async fn follow(
 ) -> Result<Response, ApiError> {
     let thread = path.thread_id;
     let modes = StreamModes::of(&params)?;
-    let resume_from = runs::last_event_id(&headers)?;
+    let resume_from = last_event_id(&headers)?;
     let found = api
         .db
         .read(move |tx| Box::pin(async move { threads::find(tx, thread).await }))
         .await?;
     found.ok_or_else(|| ApiError::no_thread(thread))?;
-    runs::check_gap(&api, thread, resume_from.as_ref()).await?;
+    check_gap(&api, thread, resume_from.as_ref()).await?;
     let permit = api.open_stream(Some(thread), client)?;
     let source = match &resume_from {
         Some(point) => RunSequence::from_seq(&api.events, thread, point.cursor.seq).await?,

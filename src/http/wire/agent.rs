@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::diagnostic::DiagnosticView;
 use super::{Object, json};
 use crate::definition::{AgentDefinition, DefinitionVersion, Headers, StoredDiagnostic, Validated};
 use crate::domain::Invalid;
 use crate::domain::assistant::MAX_NAME_CHARS;
 use crate::domain::delivery::shown_address;
 use crate::domain::id::AssistantId;
+use crate::http::diagnostic::DiagnosticView;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
 use crate::runtime::AgentRecord;

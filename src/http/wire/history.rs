@@ -7,7 +7,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::values::{Values, ValuesWriter};
 use crate::db::checkpoints::{CheckpointSummary, Visit};
 use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry};
-use crate::domain::id::{CheckpointId, RunId, StepBase};
+use crate::domain::id::{CheckpointId, RunId, StepBase, TaskId};
 use crate::domain::machine::{Position, TOOLS};
 use crate::domain::state::{State, Update};
 
@@ -38,10 +38,12 @@ pub struct CompletedStep {
     pub base: StepBase,
     /// The writes of each task as JSON; `None` for a task without writes.
     pub results: Vec<Option<Box<RawValue>>>,
+    /// The number in the log of the checkpoint that ends the step, or a higher one if it is not known.
+    pub until: i64,
 }
 
 impl CompletedStep {
-    fn of(step: &Entry) -> Self {
+    fn of(step: &Entry, until: i64) -> Self {
         let result = |writes: &Update| match writes.is_empty() {
             true => None,
             false => to_raw_value(&writes.public()).ok(),
@@ -55,7 +57,13 @@ impl CompletedStep {
             node: step.node.clone(),
             base: step.base(),
             results,
+            until,
         }
+    }
+
+    /// Returns the ids of its tasks.
+    pub fn tasks(&self) -> impl Iterator<Item = TaskId> {
+        (0..self.results.len()).map(move |at| self.base.task(&self.node, at))
     }
 
     fn bytes(&self) -> usize {
@@ -141,7 +149,7 @@ impl HistoryEntries {
     /// Adds the step that follows the newest checkpoint of the page.
     pub fn complete_newest(&mut self, step: &Entry) {
         if self.fields.tasks {
-            self.complete(step, false);
+            self.complete(step, i64::MAX, false);
         }
     }
 
@@ -169,8 +177,8 @@ impl HistoryEntries {
         }
     }
 
-    /// Adds a completed step to its parent checkpoint. The newest step wins.
-    fn complete(&mut self, step: &Entry, replaces: bool) {
+    /// Adds a completed step, which ends at the number `until` of the log, to its parent checkpoint. The newest step wins.
+    fn complete(&mut self, step: &Entry, until: i64, replaces: bool) {
         let parent = step.parent.filter(|_| step.source == CheckpointSource::Loop);
         let Some(position) = parent.and_then(|parent| self.positions.get(&parent)).copied() else {
             return;
@@ -181,7 +189,7 @@ impl HistoryEntries {
         if entry.completed.is_some() && !replaces {
             return;
         }
-        let completed = CompletedStep::of(step);
+        let completed = CompletedStep::of(step, until);
         let before = entry.completed.as_ref().map_or(0, CompletedStep::bytes);
         let after = completed.bytes();
         entry.bytes = entry.bytes + after - before;
@@ -196,7 +204,7 @@ impl Visit for HistoryEntries {
     fn step(&mut self, checkpoint: &Checkpoint) {
         let entry = &checkpoint.entry;
         if self.fields.tasks {
-            self.complete(entry, true);
+            self.complete(entry, checkpoint.seq, true);
         }
         if self.fields.values {
             let names: BTreeSet<&str> = entry

@@ -12,7 +12,8 @@ use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
-use crate::domain::interrupt::{Interrupt, QuestionKind};
+use crate::domain::interrupt::{Interrupt, Question, QuestionKind};
+use crate::domain::schema_text::SchemaText;
 use crate::domain::time::Timestamp;
 
 /// An interrupt as threads and states show it: `{id, value}`, and the name of a subagent.
@@ -36,8 +37,10 @@ pub fn with_agent(mut shown: Value, interrupt: &Interrupt) -> Value {
 /// have it here; [`InterruptView`] always has it.
 pub fn full(interrupt: &Interrupt) -> Value {
     let question = &interrupt.question;
-    let schema = question.shows_schema().then_some(&question.schema);
-    let shown = json!({"value": question.value, "id": interrupt.id, "response_schema": schema});
+    let mut shown = json!({"value": question.value, "id": interrupt.id, "response_schema": null});
+    if question.shows_schema() {
+        shown["response_schema"] = question.schema.parse();
+    }
     with_agent(shown, interrupt)
 }
 
@@ -68,7 +71,7 @@ pub struct InterruptView {
     pub value: Value,
     /// The JSON Schema of a valid answer.
     #[schema(value_type = Object)]
-    pub response_schema: Value,
+    pub response_schema: SchemaText,
     /// The time when it was raised.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -316,14 +319,28 @@ impl InterruptResolve {
     ///
     /// # Errors
     /// If there is no answer, or more than one.
-    pub fn answer(self) -> Result<Value, Invalid> {
-        match (self.decisions, self.response) {
-            (Some(decisions), None) => Ok(Object::from_iter([("decisions".to_owned(), decisions)]).into()),
-            (None, Some(response)) => Ok(response),
+    pub fn answer(&self) -> Result<Value, Invalid> {
+        match (&self.decisions, &self.response) {
+            (Some(decisions), None) => Ok(Object::from_iter([("decisions".to_owned(), decisions.clone())]).into()),
+            (None, Some(response)) => Ok(response.clone()),
             (None, None) | (Some(_), Some(_)) => {
                 Err(Invalid::new("body", "must have either `decisions` or `response`"))
             }
         }
+    }
+
+    /// Returns the refusal of this answer to a question with the field of this request, in place of that of a command.
+    pub fn refused(&self, question: &Question, refusal: Invalid) -> Invalid {
+        let Ok(given) = self.answer() else { return refusal };
+        let Some(place) = refusal.field.strip_prefix("resume") else {
+            return refusal;
+        };
+        let place = question.place_as_given(&given, place);
+        let field = match &self.decisions {
+            Some(_) => format!("decisions{}", place.strip_prefix(".decisions").unwrap_or_default()),
+            None => format!("response{place}"),
+        };
+        Invalid { field, ..refusal }
     }
 }
 
@@ -353,6 +370,33 @@ mod tests {
         assert_eq!(answer(json!({"response": null})), Ok(Value::Null));
         assert!(answer(json!({})).is_err());
         assert!(answer(json!({"decisions": [], "response": 1})).is_err());
+    }
+
+    #[test]
+    fn a_refusal_names_the_field_of_the_request() {
+        let named = |question: Value, body: Value, field: &str| {
+            let question = Question {
+                kind: QuestionKind::ToolApproval,
+                value: question,
+                ..Question::default()
+            };
+            let body: InterruptResolve = serde_json::from_value(body).expect("the shape is right");
+            body.refused(&question, Invalid::new(field, "is wrong")).field
+        };
+        let list = json!({"decisions": [{"type": "ok"}]});
+        let several = json!({"action_requests": []});
+        assert_eq!(
+            named(several.clone(), list.clone(), "resume.decisions[0].type"),
+            "decisions[0].type"
+        );
+        assert_eq!(named(several.clone(), list.clone(), "resume.decisions"), "decisions");
+        assert_eq!(named(several, list.clone(), "resume"), "decisions");
+        let one = json!({"type": "tool_approval"});
+        assert_eq!(named(one.clone(), list, "resume.type"), "decisions[0].type");
+        let two = json!({"decisions": [{"type": "approve"}, {"type": "approve"}]});
+        assert_eq!(named(one.clone(), two, "resume"), "decisions");
+        let alone = json!({"response": {"type": "ok"}});
+        assert_eq!(named(one, alone, "resume.type"), "response.type");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::stream_mode::StreamMode;
 use super::{Object, word};
 use crate::domain::account::MAX_PRIORITY;
 use crate::domain::delivery::shown_address;
@@ -18,7 +19,6 @@ use crate::domain::run_config::{CONFIGURABLE, ContextConflict, configurable, mir
 use crate::domain::time::Timestamp;
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
-use crate::http::stream::v1::mode::StreamMode;
 use crate::runtime::{AssistantRef, NewRun, Resolution, Target};
 
 mod command;

@@ -136,24 +136,14 @@ impl HistoryContext {
     pub fn with_calls_of(mut self, entries: &[HistoryEntry]) -> Self {
         let own = self.child.as_ref().map_or(Lane::Main, |child| Lane::Child(child.id));
         let of_subagents = self.interrupts.iter().filter(|(_, record)| record.lane != own);
-        let mut unknown: HashSet<TaskId> = of_subagents.map(|(task, _)| *task).collect();
-        if unknown.is_empty() {
+        let mut raised: Vec<(i64, TaskId)> = of_subagents.map(|(task, record)| (record.seq, *task)).collect();
+        if raised.is_empty() {
             return self;
         }
-        let steps = entries.iter().filter_map(|entry| entry.completed.as_ref());
-        let steps = steps.filter(|step| step.node == TOOLS);
-        let calls = steps.flat_map(|step| (0..step.results.len()).map(move |at| step.base.task(TOOLS, at)));
-        let calls: Vec<TaskId> = calls.collect();
-        for call in &calls {
-            unknown.remove(call);
-        }
+        raised.sort_unstable_by_key(|(seq, _)| *seq);
         let mut callers: HashMap<TaskId, TaskId> = HashMap::new();
-        for call in calls {
-            if unknown.is_empty() {
-                break;
-            }
-            let delegations = (0..MAX_DELEGATIONS).map(|number| TaskId::of_delegation(call, number));
-            callers.extend(delegations.filter(|task| unknown.remove(task)).map(|task| (task, call)));
+        for entry in entries {
+            callers.extend(callers_in(entry, &raised));
         }
         for (task, _) in &mut self.interrupts {
             if let Some(call) = callers.get(&*task) {
@@ -197,7 +187,9 @@ impl HistoryContext {
 
     /// The tasks of a completed step.
     fn finished_tasks(&self, step: CompletedStep) -> Vec<TaskView> {
-        let CompletedStep { node, base, results } = step;
+        let CompletedStep {
+            node, base, results, ..
+        } = step;
         let view = |(at, result): (usize, Option<Box<RawValue>>)| {
             let id = base.task(&node, at);
             let interrupts = self
@@ -249,6 +241,38 @@ impl HistoryContext {
             self.child.as_ref().map_or(agent_name, |child| child.lineage.agent()),
         )
     }
+}
+
+/// Returns the tasks of the subagents to which completed calls of a step have delegated before their tools were called again, each
+/// with the task of the call. `raised` are the interrupts of subagents in the order of the log. Ids are derived only if some of
+/// them were raised during the step: a long history has many calls, and few that have delegated so.
+fn callers_in(entry: &HistoryEntry, raised: &[(i64, TaskId)]) -> Vec<(TaskId, TaskId)> {
+    let Some(step) = entry.completed.as_ref().filter(|step| step.node == TOOLS) else {
+        return vec![];
+    };
+    // A step that was carried on began before this checkpoint.
+    let is_carried = step.base.checkpoint() != Some(entry.origin.id);
+    let since = if is_carried { i64::MIN } else { entry.origin.seq };
+    let first = raised.partition_point(|(seq, _)| *seq < since);
+    let end = raised.partition_point(|(seq, _)| *seq <= step.until);
+    let within = raised.get(first..end).unwrap_or_default();
+    if within.is_empty() {
+        return vec![];
+    }
+    let mut unknown: HashSet<TaskId> = within.iter().map(|(_, task)| *task).collect();
+    let calls: Vec<TaskId> = (0..step.results.len()).map(|at| step.base.task(TOOLS, at)).collect();
+    for call in &calls {
+        unknown.remove(call);
+    }
+    let mut callers = vec![];
+    for call in calls {
+        if unknown.is_empty() {
+            break;
+        }
+        let delegations = (0..MAX_DELEGATIONS).map(|number| TaskId::of_delegation(call, number));
+        callers.extend(delegations.filter(|task| unknown.remove(task)).map(|task| (task, call)));
+    }
+    callers
 }
 
 /// The metadata of a checkpoint that was created by a run with the metadata `run_notes`, if by any ([`run_metadata`]).

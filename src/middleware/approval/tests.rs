@@ -1,3 +1,4 @@
+use super::actions::{MAX_KEPT, MAX_KEPT_BYTES};
 use super::*;
 use crate::definition::ApprovalChoices;
 use crate::domain::id::ThreadId;
@@ -177,6 +178,13 @@ async fn a_call_that_has_a_result_is_not_asked_about() {
 #[tokio::test]
 async fn the_schema_of_the_answer_admits_what_is_allowed_and_nothing_else() {
     let question = question(&saying(&[mail("m"), call("p", "pay")])).await;
+    let text = question.schema.as_str();
+    assert!(
+        text.starts_with(r#"{"type":"object","properties":{"decisions":{"type":"array","minItems":2,"#),
+        "{text}"
+    );
+    let last = r#"}]}},"required":["decisions"],"$defs":{"action":{"type":"object","properties":{"name":{"enum":["#;
+    assert!(text.contains(last), "{text}");
     let edit = |name: &str, args: Value| json!({"type": "edit", "edited_action": {"name": name, "args": args}});
     let mail = json!({"to": "x", "body": "y"});
     let good = [
@@ -335,7 +343,7 @@ async fn the_result_of_an_edited_call_says_what_ran() {
 #[test]
 fn the_schema_of_calls_is_that_of_the_present_tools() {
     let actions = ActionSchemas::default();
-    let names = |schema: &Value| schema["properties"]["name"]["enum"].clone();
+    let names = |schema: &SchemaText| schema.parse()["properties"]["name"]["enum"].clone();
     let both = || vec![spec("pay", &["to"]), spec("lookup", &["query"])];
     let first = actions.of(both());
     assert_eq!(names(&first), json!(["pay", "lookup"]));
@@ -348,5 +356,10 @@ fn the_schema_of_calls_is_that_of_the_present_tools() {
         actions.of(vec![spec(&format!("t{number}"), &[])]);
     }
     assert_eq!(actions.0.lock().expect("a list").len(), MAX_KEPT);
+    for number in 0..6 {
+        let name = format!("{number}{}", "x".repeat(MAX_KEPT_BYTES / 5 - 1_000));
+        actions.of(vec![spec("large", &[name.as_str()])]);
+    }
+    assert_eq!(actions.0.lock().expect("a list").len(), 5);
     assert_eq!(actions.of(both()), first);
 }

@@ -7,7 +7,7 @@ use crate::domain::message_list::size_of_media;
 use crate::domain::size;
 use crate::domain::state_size::StateSize;
 use crate::domain::time::Timestamp;
-use crate::model::scripted::Scripted;
+use crate::model::providers::scripted::Scripted;
 use crate::model::{Model, ToolSpec};
 
 /// A prompt on which the scripted model answers `SUMMARY`.

@@ -13,10 +13,10 @@ use super::adapter::Adapter;
 use super::caching::{CacheHint, Caching};
 use super::chat_frames::SingleParse;
 use super::lean_wire::LeanWire;
+use super::scripted::Scripted;
 use super::{Protocol, ProviderConfig, plain_chat};
 use crate::model::Model;
 use crate::model::limits::AnswerLimits;
-use crate::model::scripted::Scripted;
 
 /// The key for protocols that require one, when the server does not.
 const NO_KEY: &str = "none";

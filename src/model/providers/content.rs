@@ -79,7 +79,7 @@ fn tool_block(block: &Value, attached: &mut Vec<UserContent>) -> ToolResultConte
 }
 
 /// Returns the reason why no provider supports a content block of a human message; none if one may support it.
-pub(in crate::model) fn refusal(block: &Value) -> Option<String> {
+pub(super) fn refusal(block: &Value) -> Option<String> {
     human_block(block).err()
 }
 

@@ -6,6 +6,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
 use super::{Protocol, ProviderConfig, ProviderKind, Providers, key, split};
+use crate::model::ModelError;
 use crate::net;
 
 /// The maximum size of a list of models, in bytes.
@@ -27,6 +28,20 @@ pub enum ProviderListing {
     Failing(u16),
 }
 
+/// The reason why there is no answer of a provider about its models. The text is for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum ListingError {
+    /// There is no provider of this name.
+    #[error("there is no provider `{0}`")]
+    NoProvider(String),
+    /// The key of the provider is missing or cannot be read.
+    #[error(transparent)]
+    NoKey(ModelError),
+    /// The provider cannot be reached, for this reason.
+    #[error("cannot be reached: {0}")]
+    Unreachable(String),
+}
+
 impl Providers {
     /// Returns the name of the provider of a model, if it is one of the configuration.
     pub fn provider_of<'a>(&self, model: &'a str) -> Option<&'a str> {
@@ -38,16 +53,16 @@ impl Providers {
     /// Asks a provider for the list of its models.
     ///
     /// # Errors
-    /// A text for the operator: there is no such provider, its key is missing, or it cannot be reached.
-    pub async fn list_models(&self, provider: &str, client: &Client) -> Result<ProviderListing, String> {
+    /// There is no such provider, its key is missing, or it cannot be reached.
+    pub async fn list_models(&self, provider: &str, client: &Client) -> Result<ProviderListing, ListingError> {
         let config = self.configs.get(provider);
-        let config = config.ok_or_else(|| format!("there is no provider `{provider}`"))?;
+        let config = config.ok_or_else(|| ListingError::NoProvider(provider.to_owned()))?;
         if config.kind == ProviderKind::Scripted {
             return Ok(ProviderListing::Local);
         }
-        let key = key(provider, config).map_err(|error| error.to_string())?;
+        let key = key(provider, config).map_err(ListingError::NoKey)?;
         let sent = request(client, config, key.as_ref()).send().await;
-        let response = sent.map_err(|error| format!("cannot be reached: {}", net::describe_error(&error)))?;
+        let response = sent.map_err(|error| ListingError::Unreachable(net::describe_error(&error)))?;
         let status = response.status();
         let body = net::read_bounded(response, MAX_LIST_BYTES).await.unwrap_or_default();
         Ok(listing(status, &body))

@@ -4,24 +4,39 @@ use super::AdmissionContext;
 use super::build_run::with_choices;
 use crate::agent::Agent;
 use crate::domain::Invalid;
-use crate::domain::goto::Destination;
+use crate::domain::assistant::RunSettings;
 use crate::domain::input::{read_input, read_update};
+use crate::domain::machine::Destination;
+use crate::domain::run::RunRequest;
 use crate::domain::size::SizeLimits;
+use crate::domain::thread::Thread;
 use crate::runtime::new_run::NewRun;
 use crate::runtime::registry::ResolvedAssistant;
 
-/// Checks a request that is admitted later, possibly more than once, as far as that is possible in advance. Checks that
-/// were made before the write are not repeated.
+/// Replaces the agent of a request that is admitted later by the agent with the choices of the request. `thread` is the
+/// thread of the request, if it exists already.
+///
+/// # Errors
+/// As [`with_choices`].
+pub(in crate::runtime) fn choose_ahead(
+    new_run: &NewRun,
+    resolved: &mut ResolvedAssistant,
+    thread: Option<&Thread>,
+) -> Result<(), Invalid> {
+    let settings = settings_ahead(new_run, resolved);
+    resolved.known = with_choices(new_run, &resolved.known, thread, &settings.context)?;
+    Ok(())
+}
+
+/// Checks a request that is admitted later, possibly more than once, as far as that is possible in advance. The
+/// agent has the choices of the request, see [`choose_ahead`]. Checks that were made before the write are not repeated.
 pub(in crate::runtime) fn check_ahead(
     new_run: &NewRun,
     resolved: &ResolvedAssistant,
     context: &AdmissionContext,
 ) -> Result<(), Invalid> {
-    let settings = resolved
-        .assistant
-        .settings
-        .as_defaults_for(&new_run.request.config, &new_run.request.context);
-    let known = with_choices(new_run, &resolved.known, None, &settings.context)?;
+    let settings = settings_ahead(new_run, resolved);
+    let known = &resolved.known;
     if !context.has_checked(0, &known.digest) {
         check(new_run, known.agent(), context.core.sizes)?;
     }
@@ -31,6 +46,12 @@ pub(in crate::runtime) fn check_ahead(
         }
         Some(_) | None => Ok(()),
     }
+}
+
+/// Returns the settings of a request that is admitted later, as far as they are known in advance.
+fn settings_ahead(new_run: &NewRun, resolved: &ResolvedAssistant) -> RunSettings {
+    let RunRequest { config, context, .. } = &new_run.request;
+    resolved.assistant.settings.as_defaults_for(config, context)
 }
 
 /// Checks a request against the agent alone.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::db::{self, Tx};
-use crate::domain::access::{Action, ResourceFacts};
+use crate::domain::access::{Action, Ownership, ResourceFacts};
 use crate::domain::assistant::Assistant;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::{Identity, Tenant};
@@ -11,6 +11,7 @@ use crate::domain::run::RunCaller;
 use crate::domain::thread::Thread;
 use crate::runtime::access::{self, Denial};
 use crate::runtime::audit;
+use crate::runtime::cancel_action::CancelAction;
 use crate::runtime::error::StartError;
 use crate::runtime::new_run::{AssistantRef, NewRun, Resolution};
 use crate::runtime::registry::ResolvedAssistant;
@@ -133,7 +134,32 @@ fn refusal(denial: &Denial, action: Action, thread: ThreadId) -> StartError {
     }
 }
 
-/// Checks that no policy forbids the caller what a run does besides: it creates its thread, or cancels other runs.
+/// Checks whether the caller may displace the run at work on a thread. A rollback deletes that run, so on the thread of
+/// another owner it needs the right to delete.
+pub(super) async fn check_displacing(
+    tx: &mut Tx<'_>,
+    thread: &Thread,
+    new_run: &NewRun,
+    displacing: CancelAction,
+    core: &Arc<Core>,
+) -> Result<(), StartError> {
+    check_by_policies(tx, thread, new_run, Action::ThreadsUpdate, core).await?;
+    if displacing == CancelAction::Interrupt {
+        return Ok(());
+    }
+    let action = Action::ThreadsDelete;
+    let caller = &new_run.caller;
+    if caller.is_unrestricted() || thread.ownership == Ownership::of(caller) {
+        return check_by_policies(tx, thread, new_run, action, core).await;
+    }
+    let decided = access::decide_about_thread(tx, core, caller, action, thread, false).await?;
+    decided.map_err(|denial| {
+        record_denial(core, caller, action, ResourceRef::Thread(thread.id), &denial);
+        refusal(&denial, action, thread.id)
+    })
+}
+
+/// Checks that no policy forbids the caller what a run does besides: it creates its thread, or displaces another run.
 pub(super) async fn check_by_policies(
     tx: &mut Tx<'_>,
     thread: &Thread,

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::build_run::{account_of, build_run, is_continuation, settings, take_over, with_choices};
 use super::check::check;
-use super::permission::{check_assistant, check_by_policies, check_tenant, check_thread};
+use super::permission::{check_assistant, check_displacing, check_tenant, check_thread};
 use super::target::{TargetLookup, TargetThread};
 use super::{AdmissionContext, Admitted};
 use crate::agent::assemble::RegisteredAgent;
@@ -15,7 +15,6 @@ use crate::db::runs::{InFlight, LaterRunBefore, RunBefore};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
-use crate::domain::access::Action;
 use crate::domain::account::RunQueue;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::idempotency::REMEMBERED;
@@ -176,8 +175,10 @@ pub(in crate::runtime) async fn decide(
         None => InFlight::default(),
     };
     check_room(new_run, in_flight, context.most_waiting)?;
-    if action_on_displaced(new_run.request.multitask).is_some() && in_flight.at_work > 0 {
-        check_by_policies(tx, &thread, new_run, Action::ThreadsUpdate, &context.core).await?;
+    if let Some(action) = action_on_displaced(new_run.request.multitask)
+        && in_flight.at_work > 0
+    {
+        check_displacing(tx, &thread, new_run, action, &context.core).await?;
     }
     check_checkpoint(tx, new_run, thread.id).await?;
     let before = find_before(tx, new_run, thread.id, resumption.before).await?;

@@ -82,6 +82,7 @@ impl Interrupts {
             .rfind(|asked| asked.interrupt.id == *interrupt)
             .ok_or(ResolveError::NoInterrupt)?;
         self.check_answer(caller, task, found)?;
+        let answer = found.interrupt.question.normalised(answer);
         match (found.status, found.resumed_by) {
             (InterruptState::Pending, _) => {}
             (_, Some(by)) if found.resolution.as_ref() == Some(&answer) => return Ok(by),
@@ -136,7 +137,7 @@ impl Interrupts {
             .map_err(|StartFailed { error, .. }| match &error {
                 PeerError::Refused { status: 409, .. } => ResolveError::Busy,
                 PeerError::Refused { message, .. } if error.is_refusal() => {
-                    Invalid::new("answer", message.clone()).into()
+                    Invalid::new("resume", message.clone()).into()
                 }
                 PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
             })?;

@@ -9,10 +9,8 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::domain::access::Ownership;
 use crate::domain::run::{Run, RunOrigin};
 use crate::domain::trace::TraceScope;
-use crate::runtime::background::BackgroundTasks;
 use crate::runtime::call_tokens::StoredCallTokens;
 use crate::runtime::run_context::RunContext;
-use crate::runtime::runs::Runs;
 use crate::runtime::sandboxes::StoredSandboxes;
 use crate::tool::budget::Budget;
 use crate::tool::files::FileClaims;
@@ -60,7 +58,7 @@ impl Dispatcher {
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.core.clock),
             store: Arc::new(self.store.space_of(ownership.clone())),
-            tasks: Arc::new(BackgroundTasks::new(Runs::new(self))),
+            tasks: (self.tasks_of)(self),
             // A decision is given with an answer, which another run brings: this run meets none that is not there yet.
             remembered: Arc::new(NothingRemembered),
             sandboxes: Arc::new(StoredSandboxes {

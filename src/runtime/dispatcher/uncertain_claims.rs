@@ -142,7 +142,7 @@ impl Dispatcher {
         }
         let look = self.uncertain_claims.begin_look();
         let mut undriven = db::runs::held_by(tx, self.core.id).await?;
-        undriven.retain(|holder| !self.active().contains_key(&holder.run));
+        undriven.retain(|holder| !self.active.has(holder.run));
         for holder in self.uncertain_claims.found(&look, undriven) {
             db::runs::release(tx, holder.run, holder.worker, holder.fence).await?;
             tracing::info!(run = %holder.run, "released a run whose claim was stored without an answer");

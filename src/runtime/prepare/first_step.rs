@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{LoadedMachine, give_input, is_unreadable, next_seq, plan_of, started};
+use super::apply_request::give_input;
+use super::load_state::{LoadedMachine, is_unreadable};
+use super::{next_seq, plan_of, started};
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::{LaterLogEnd, LogEnd};

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
 
 use crate::domain::id::{RunId, ThreadId};
 use crate::runtime::late_commits;
@@ -58,15 +59,17 @@ impl CommitFlag {
 
 /// The runs that are to be cancelled once they are stored.
 #[derive(Debug, Default)]
-pub(in crate::runtime) struct UnfollowedRuns(Mutex<Unfollowed>);
+pub(in crate::runtime) struct UnfollowedRuns {
+    state: Mutex<Unfollowed>,
+    /// Wakes the loop that looks for them when a run is added.
+    added: Notify,
+}
 
 #[derive(Debug, Default)]
 struct Unfollowed {
     runs: BTreeMap<RunId, UnfollowedRun>,
     /// The numbers of clients of this process that follow runs.
     here: BTreeMap<RunId, usize>,
-    /// True while a task looks for them.
-    is_looking: bool,
 }
 
 /// A run that is looked for.
@@ -86,9 +89,8 @@ struct UnfollowedRun {
 }
 
 impl UnfollowedRuns {
-    /// Adds a run whose client does not know of it. Returns true if the caller has to start the task that looks for such
-    /// runs.
-    pub(in crate::runtime) fn add(&self, run: RunId, written: CommitFlag) -> bool {
+    /// Adds a run whose client does not know of it: it is cancelled once it is stored, if it is.
+    pub(in crate::runtime) fn add(&self, run: RunId, written: CommitFlag) {
         let added = UnfollowedRun {
             since: Instant::now(),
             may_be_followed: false,
@@ -97,11 +99,12 @@ impl UnfollowedRuns {
             first_look: None,
             is_found: false,
         };
-        self.insert(run, added)
+        self.insert(run, added);
     }
 
-    /// Adds a run whose client was connected to another process. Returns as [`UnfollowedRuns::add`].
-    pub(in crate::runtime) fn add_left(&self, run: RunId) -> bool {
+    /// Adds a run whose client was connected to another process: it is cancelled after some time, unless there is a process
+    /// then to which a client that follows it is connected.
+    pub(in crate::runtime) fn add_left(&self, run: RunId) {
         let written = CommitFlag::default();
         written.set();
         let added = UnfollowedRun {
@@ -112,30 +115,38 @@ impl UnfollowedRuns {
             first_look: None,
             is_found: false,
         };
-        self.insert(run, added)
+        self.insert(run, added);
     }
 
-    fn insert(&self, run: RunId, added: UnfollowedRun) -> bool {
+    fn insert(&self, run: RunId, added: UnfollowedRun) {
         let mut unfollowed = self.unfollowed();
         let is_alike = |known: &&UnfollowedRun| known.may_be_followed == added.may_be_followed;
         if unfollowed.runs.values().filter(is_alike).count() >= MOST {
             tracing::warn!(%run, "too many runs that nobody follows; this one is not cancelled");
-            return false;
+            return;
         }
         // A run that is given back and taken up again has the time of its first takeover.
         unfollowed.runs.entry(run).or_insert(added);
-        !std::mem::replace(&mut unfollowed.is_looking, true)
+        self.added.notify_one();
     }
 
-    /// Returns the pause before the next look; none if there is nothing to look for, and the task ends. `longest` is the pause
-    /// between looks that are not frequent.
-    pub(in crate::runtime) fn pause(&self, longest: Duration) -> Option<Duration> {
+    /// Waits until it is time for the next look. `longest` is the pause between looks that are not frequent.
+    pub(in crate::runtime) async fn wait_for_look(&self, longest: Duration) {
+        loop {
+            match self.pause(longest) {
+                Some(pause) => return sleep(pause).await,
+                None => self.added.notified().await,
+            }
+        }
+    }
+
+    /// Returns the pause before the next look; none if there is nothing to look for.
+    fn pause(&self, longest: Duration) -> Option<Duration> {
         let mut unfollowed = self.unfollowed();
         unfollowed
             .runs
             .retain(|_, unfollowed| unfollowed.written.may_be_stored());
         if unfollowed.runs.is_empty() {
-            unfollowed.is_looking = false;
             return None;
         }
         let now = Instant::now();
@@ -229,7 +240,7 @@ impl UnfollowedRuns {
     }
 
     fn unfollowed(&self) -> MutexGuard<'_, Unfollowed> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -240,12 +251,13 @@ mod tests {
 
     const LONGEST: Duration = Duration::from_secs(60);
 
-    /// Adds a run that may be stored. Returns it, and whether a task has to be started.
-    fn added(unfollowed: &UnfollowedRuns) -> (RunId, bool) {
+    /// Adds a run that may be stored, and returns it.
+    fn added(unfollowed: &UnfollowedRuns) -> RunId {
         let run = RunId::mint();
         let written = CommitFlag::default();
         written.set();
-        (run, unfollowed.add(run, written))
+        unfollowed.add(run, written);
+        run
     }
 
     /// Returns the runs that are looked for now.
@@ -263,8 +275,7 @@ mod tests {
     async fn a_run_is_looked_for_often_at_first_and_not_for_ever() {
         let unfollowed = UnfollowedRuns::default();
         assert_eq!(unfollowed.pause(LONGEST), None);
-        let (run, has_to_start) = added(&unfollowed);
-        assert!(has_to_start, "a task has to be started");
+        let run = added(&unfollowed);
         assert_eq!(unfollowed.pause(LONGEST), Some(FREQUENT));
         tokio::time::advance(ARRIVAL).await;
         assert_eq!(unfollowed.pause(LONGEST), Some(LONGEST));
@@ -273,13 +284,27 @@ mod tests {
         look(&unfollowed, &[]);
         assert_eq!(all(&unfollowed), [run]);
         tokio::time::advance(KEPT).await;
-        let (later, has_to_start) = added(&unfollowed);
-        assert!(!has_to_start, "one task looks for all of them");
+        let later = added(&unfollowed);
         look(&unfollowed, &[]);
         assert_eq!(all(&unfollowed), [later]);
         unfollowed.forget(later);
         assert_eq!(unfollowed.pause(LONGEST), None);
-        assert!(added(&unfollowed).1, "the task has ended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_begins_soon_after_a_run_is_added_and_not_before() {
+        let unfollowed = UnfollowedRuns::default();
+        // The wakeup for a run that is gone is left.
+        unfollowed.forget(added(&unfollowed));
+        let began = Instant::now();
+        let adding = async {
+            sleep(LONGEST).await;
+            added(&unfollowed)
+        };
+        let looking = async { tokio::join!(unfollowed.wait_for_look(LONGEST), adding) };
+        let looked = tokio::time::timeout(LONGEST + LONGEST, looking).await;
+        assert!(looked.is_ok(), "the run wakes the loop");
+        assert!(began.elapsed() >= LONGEST + FREQUENT, "there was nothing to look for");
     }
 
     #[tokio::test(start_paused = true)]
@@ -296,7 +321,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_run_that_is_gone_is_not_looked_for() {
         let unfollowed = UnfollowedRuns::default();
-        let (run, _) = added(&unfollowed);
+        let run = added(&unfollowed);
         look(&unfollowed, &[]);
         look(&unfollowed, &[run]);
         assert_eq!(all(&unfollowed), [run]);
@@ -308,7 +333,7 @@ mod tests {
     async fn a_run_whose_client_may_come_back_is_left_alone_for_a_while() {
         let unfollowed = UnfollowedRuns::default();
         let run = RunId::mint();
-        assert!(unfollowed.add_left(run), "a task has to be started");
+        unfollowed.add_left(run);
         assert!(unfollowed.due().is_empty());
         assert_eq!(unfollowed.pause(LONGEST), Some(FREQUENT));
         tokio::time::advance(REJOIN).await;
@@ -370,7 +395,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn so_many_runs_are_looked_for_and_no_more() {
         let unfollowed = UnfollowedRuns::default();
-        let mut runs: Vec<RunId> = (0..=MOST).map(|_| added(&unfollowed).0).collect();
+        let mut runs: Vec<RunId> = (0..=MOST).map(|_| added(&unfollowed)).collect();
         runs.truncate(MOST);
         runs.sort_unstable();
         assert_eq!(all(&unfollowed), runs);

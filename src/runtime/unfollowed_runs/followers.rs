@@ -77,7 +77,7 @@ impl Runs {
         let follower = FollowingClient::new(&self.core, run.id);
         // The process that takes the run up may be this one, and finds itself among the followers then.
         if self.note_follower(run).await? {
-            self.cancel_unless_followed(run.id);
+            self.core.unfollowed.add_left(run.id);
         }
         Ok(Some(follower))
     }

@@ -301,7 +301,12 @@ impl BackgroundTool {
     /// Returns the task that a call names.
     fn find_task(&self, state: &State, call: &ToolCall) -> Result<BackgroundTask, String> {
         let id = argument(call, "task_id");
-        BackgroundTask::find(state, id).ok_or_else(|| format!("There is no background task `{id}` here."))
+        BackgroundTask::find(state, id).ok_or_else(|| {
+            format!(
+                "There is no background task `{id}` here. Tasks that were under way when a conversation was copied belong \
+                 to the original only."
+            )
+        })
     }
 }
 

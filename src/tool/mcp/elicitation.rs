@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::machine::Failure;
 use crate::domain::schema::Schema;
+use crate::domain::schema_text::SchemaText;
 use crate::tool::remote::{MAX_QUESTION_BYTES, MAX_QUESTIONS};
 
 /// The `type` of such a question.
@@ -129,7 +130,7 @@ pub(super) fn question(params: &ElicitRequestParams, answered: usize) -> Result<
     if answered >= MAX_QUESTIONS {
         return Err(invalid(format!("the call asks more than {MAX_QUESTIONS}")));
     }
-    let schema = json!({
+    let schema = SchemaText::from(json!({
         "type": "object",
         "properties": {
             "action": {"enum": ["accept", "decline", "cancel"]},
@@ -138,11 +139,11 @@ pub(super) fn question(params: &ElicitRequestParams, answered: usize) -> Result<
         "required": ["action"],
         "if": {"properties": {"action": {"const": "accept"}}},
         "then": {"required": ["content"]},
-    });
-    if schema.to_string().len().max(value.to_string().len()) > MAX_QUESTION_BYTES {
+    }));
+    if schema.as_str().len().max(value.to_string().len()) > MAX_QUESTION_BYTES {
         return Err(invalid(format!("it is longer than {MAX_QUESTION_BYTES} bytes")));
     }
-    Schema::compile(&schema).map_err(|error| invalid(error.to_string()))?;
+    Schema::compile_once(&schema).map_err(|error| invalid(error.to_string()))?;
     Ok(Question {
         kind: QuestionKind::Question,
         value,

@@ -35,6 +35,7 @@ mod error;
 mod http;
 mod inbox;
 mod input;
+mod listed_tool;
 mod login_tool;
 mod message;
 mod notices;
@@ -277,7 +278,10 @@ impl AnyServer {
                 let listed = server.tools();
                 match LoginTool::of(server).filter(|_| listed.is_empty()) {
                     Some(tool) => vec![AnyTool::Login(Arc::new(tool))],
-                    None => listed.into_iter().map(AnyTool::Mcp).collect(),
+                    None => {
+                        let tools = listed.into_iter().map(|listed| McpTool::new(server, listed));
+                        tools.map(AnyTool::Mcp).collect()
+                    }
                 }
             }
             Self::Http(service) => service.tools().into_iter().map(AnyTool::Http).collect(),
@@ -287,7 +291,7 @@ impl AnyServer {
 
 /// A tool of a server of either kind.
 enum AnyTool {
-    Mcp(Arc<McpTool>),
+    Mcp(McpTool),
     /// The one in place of all tools of a server to which nobody has logged in.
     Login(Arc<LoginTool>),
     Http(Arc<ServiceTool>),
@@ -297,7 +301,7 @@ impl AnyTool {
     /// Returns the tool's name at its server.
     fn name(&self) -> &str {
         match self {
-            Self::Mcp(tool) => &tool.name,
+            Self::Mcp(tool) => tool.name(),
             Self::Login(_) => LoginTool::NAME,
             Self::Http(tool) => &tool.name,
         }
@@ -305,7 +309,7 @@ impl AnyTool {
 
     fn into_tool(self) -> Arc<dyn Tool> {
         match self {
-            Self::Mcp(tool) => tool,
+            Self::Mcp(tool) => Arc::new(tool),
             Self::Login(tool) => tool,
             Self::Http(tool) => tool,
         }

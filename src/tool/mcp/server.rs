@@ -17,11 +17,11 @@ use super::connection::Connection;
 use super::elicitation::Elicitations;
 use super::error::ConnectionError;
 use super::http::{Address, HttpTransport};
+use super::listed_tool::ListedMcpTool;
 use super::oauth::{AccessTokens, ClientTokens, LoginParts, LoginTokens};
 use super::signals::Signals;
 use super::sse::SseTransport;
 use super::stdio::{Program, StdioTransport};
-use super::tool::McpTool;
 use super::transport::ServerTransport;
 use super::{McpLimits, SpawnServer};
 use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport, OAuthGrant};
@@ -170,7 +170,7 @@ pub(super) struct McpServer {
     /// The way in which connections begin otherwise.
     start: Mutex<KnownStart>,
     /// The tools of the last list.
-    tools: RwLock<Vec<Arc<McpTool>>>,
+    tools: RwLock<Vec<Arc<ListedMcpTool>>>,
     /// True once the tools were listed.
     has_listed: AtomicBool,
     /// True once the server was needed.
@@ -252,7 +252,7 @@ impl McpServer {
     }
 
     /// The tools of the last list.
-    pub(super) fn tools(&self) -> Vec<Arc<McpTool>> {
+    pub(super) fn tools(&self) -> Vec<Arc<ListedMcpTool>> {
         self.tools.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -296,8 +296,6 @@ impl McpServer {
             .map_err(|error| error.to_string())?;
         let names = self.tools().iter().map(|tool| tool.name.clone()).collect();
         connection.signals().closed.cancel();
-        // The tools hold the server.
-        self.tools.write().unwrap_or_else(PoisonError::into_inner).clear();
         Ok(names)
     }
 
@@ -342,7 +340,8 @@ impl McpServer {
             soft.run_until_cancelled(pause_or_call).await;
         }
         self.last_attempt.send_replace(LastAttempt::Over);
-        // The tools hold the server and with it the connection, which closes when the last call ends.
+        // No tool of a server that has ended is offered. Calls hold the server and with it the connection, which closes when the
+        // last of them ends.
         self.tools.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
@@ -509,7 +508,7 @@ impl McpServer {
     }
 
     /// Lists the tools, page by page.
-    async fn list(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), ConnectionError> {
+    async fn list(&self, connection: &Arc<Connection>) -> Result<(), ConnectionError> {
         let mut tools = vec![];
         let mut cursor = None;
         for _ in 0..MAX_PAGES {
@@ -518,7 +517,9 @@ impl McpServer {
             let page = connection.request(request).await?;
             let listed = page.get("tools").and_then(Value::as_array);
             let listed = listed.ok_or_else(|| ConnectionError::InvalidAnswer("`tools` is not a list".to_owned()))?;
-            let described = listed.iter().filter_map(|tool| McpTool::from_listing(self, tool));
+            let described = listed
+                .iter()
+                .filter_map(|tool| ListedMcpTool::from_listing(&self.name, tool));
             let admitted = described.filter(|tool| self.filter.allows(&self.name, &tool.name));
             tools.extend(admitted.map(Arc::new));
             cursor = page.get("nextCursor").and_then(Value::as_str).map(str::to_owned);

@@ -10,86 +10,44 @@ use tokio::time::{Instant, sleep};
 
 use super::elicitation;
 use super::input::{CallInput, Requirement};
+use super::listed_tool::ListedMcpTool;
 use super::notices::CallNotices;
 use super::outcome::outcome;
 use super::request_headers::ArgumentHeaders;
 use super::server::{CallEnd, McpServer};
-use crate::definition::{AfterCrash, OnError, mcp};
+use crate::definition::{AfterCrash, OnError};
 use crate::domain::call::{DelegationResult, ToolOutput};
 use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
-use crate::domain::schema::Schema;
 use crate::domain::state::State;
-use crate::domain::text_limits::first_chars;
 use crate::domain::trace::{SpanContext, SpanData, SpanKind};
 use crate::model::ToolSpec;
 use crate::tool::read_access::CallToken;
-use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
+use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
-/// The maximum length of a description that is passed to models, in characters.
-const MAX_DESCRIPTION_CHARS: usize = 16_384;
 /// The field of `_meta` that asks for lines of the server's log, from version 2026-07-28 of the protocol on. Before, the server
 /// decides.
 const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
 
 /// A tool of an MCP server.
 pub(super) struct McpTool {
-    pub(super) server: Arc<McpServer>,
-    /// The tool's name at the server.
-    pub(super) name: String,
-    spec: Arc<ToolSpec>,
-    check: ArgumentCheck,
+    server: Arc<McpServer>,
+    listed: Arc<ListedMcpTool>,
 }
 
 impl McpTool {
-    /// Creates a tool from an entry of `tools/list`; `None` if it cannot be offered to models.
-    ///
-    /// A tool whose `execution.taskSupport` is `required` answers a plain `tools/call` with an error (MCP 2025-11-25,
-    /// Tasks), so it is skipped.
-    pub(super) fn from_listing(server: &Arc<McpServer>, tool: &Value) -> Option<Self> {
-        let text = |name: &str| {
-            tool.get(name)
-                .and_then(Value::as_str)
-                .filter(|text| !text.trim().is_empty())
-        };
-        let name = text("name")?;
-        if tool.pointer("/execution/taskSupport").and_then(Value::as_str) == Some("required") {
-            let server = &server.name;
-            tracing::warn!(
-                server,
-                tool = name,
-                "skipped an MCP tool that can only be called as a task"
-            );
-            return None;
-        }
-        let parameters = match usable_schema(tool.get("inputSchema")) {
-            Ok(schema) => schema.clone(),
-            Err(reason) => {
-                let server = &server.name;
-                tracing::warn!(
-                    server,
-                    tool = name,
-                    reason,
-                    "skipped an MCP tool without a usable `inputSchema`"
-                );
-                return None;
-            }
-        };
-        let title = tool.pointer("/annotations/title").and_then(Value::as_str);
-        let description = text("description").or(text("title")).or(title).unwrap_or(name);
-        let spec = Arc::new(ToolSpec {
-            name: mcp::model_name(&server.name, name),
-            description: first_chars(description, MAX_DESCRIPTION_CHARS).to_owned(),
-            parameters,
-        });
-        let check = ArgumentCheck::new(&spec);
-        Some(Self {
+    /// Returns the tool with this entry in the list of its server.
+    pub(super) fn new(server: &Arc<McpServer>, listed: Arc<ListedMcpTool>) -> Self {
+        Self {
             server: Arc::clone(server),
-            name: name.to_owned(),
-            spec,
-            check,
-        })
+            listed,
+        }
+    }
+
+    /// Returns the tool's name at the server.
+    pub(super) fn name(&self) -> &str {
+        &self.listed.name
     }
 
     /// Returns the `_meta` of a call: its ids, its agent, the context of the run and that of the trace.
@@ -141,18 +99,10 @@ fn without_token(token: Option<&CallToken>, value: Value) -> Value {
     }
 }
 
-/// Returns the schema of a tool's arguments, or the reason why it cannot be used.
-fn usable_schema(schema: Option<&Value>) -> Result<&Value, String> {
-    let schema = schema.filter(|schema| schema["type"] == "object");
-    let schema = schema.ok_or_else(|| "it is not the schema of an object".to_owned())?;
-    Schema::compile(schema).map_err(|error| error.to_string())?;
-    Ok(schema)
-}
-
 #[async_trait]
 impl Tool for McpTool {
     fn spec(&self) -> &Arc<ToolSpec> {
-        &self.spec
+        &self.listed.spec
     }
 
     fn has_effects(&self) -> bool {
@@ -168,11 +118,17 @@ impl Tool for McpTool {
     }
 
     async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        if let Err(text) = self.check.check(&call.args) {
+        if let Err(text) = self.listed.check.check(&call.args) {
             return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         }
         let server = &self.server;
-        let token = CallToken::issue(scope, &self.spec.name, &server.read_access, server.longest_call()).await?;
+        let token = CallToken::issue(
+            scope,
+            &self.listed.spec.name,
+            &server.read_access,
+            server.longest_call(),
+        )
+        .await?;
         let outcome = self.request(scope, call, token.as_ref()).await;
         if let Some(token) = token {
             token.end().await;
@@ -184,7 +140,7 @@ impl Tool for McpTool {
 impl McpTool {
     /// Makes the call.
     async fn request(&self, scope: &Scope, call: &ToolCall, token: Option<&CallToken>) -> Result<CallOutcome, Halt> {
-        let mut params = CallToolRequestParams::new(self.name.clone()).with_arguments(call.args.clone());
+        let mut params = CallToolRequestParams::new(self.listed.name.clone()).with_arguments(call.args.clone());
         let mut span = self.begin_span(scope);
         let context = span.as_ref().map(|span| &span.context).or(scope.trace.context());
         params.meta = Some(Self::meta(scope, call, token, context));
@@ -257,7 +213,7 @@ impl McpTool {
         notices: &CallNotices,
     ) -> Result<Answer, Failure> {
         let arguments = params.arguments.clone().unwrap_or_default();
-        let headers = ArgumentHeaders::of(&self.spec.parameters, &arguments);
+        let headers = ArgumentHeaders::of(&self.listed.spec.parameters, &arguments);
         let mut input = CallInput::of(&scope.answers);
         let begun = Instant::now();
         loop {
@@ -284,15 +240,18 @@ impl McpTool {
     /// Begins the span of a request to the server, by the semantic conventions for MCP.
     fn begin_span(&self, scope: &Scope) -> Option<SpanData> {
         let mut span = scope.trace.begin(SpanKind::Client)?;
-        span.name = format!("tools/call {}", self.name);
+        span.name = format!("tools/call {}", self.listed.name);
         span.set("mcp.method.name", "tools/call");
         span.set("gen_ai.operation.name", "execute_tool");
-        span.set("gen_ai.tool.name", self.name.clone());
+        span.set("gen_ai.tool.name", self.listed.name.clone());
         span.set("adjutant.mcp.server", self.server.name.clone());
         Some(span)
     }
 
     fn with_names(&self, what: &str) -> String {
-        format!("`{}` of the MCP server `{}`: {what}", self.name, self.server.name)
+        format!(
+            "`{}` of the MCP server `{}`: {what}",
+            self.listed.name, self.server.name
+        )
     }
 }

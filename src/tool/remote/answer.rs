@@ -17,6 +17,7 @@ use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::run::AfterDelegation;
 use crate::domain::schema::Schema;
+use crate::domain::schema_text::SchemaText;
 use crate::domain::state::{Update, is_private};
 use crate::domain::text_limits::first_chars;
 use crate::model::pieces::{PieceError, PieceReader};
@@ -351,9 +352,10 @@ fn question(number: usize, asked: RemoteQuestion) -> Result<Question, String> {
     if key.is_empty() || key.len() > MAX_KEY_BYTES {
         return Err(format!("must have a `key` of 1 to {MAX_KEY_BYTES} bytes"));
     }
-    let schema = asked.response_schema.unwrap_or_else(|| json!({}));
-    Schema::compile(&schema).map_err(|error| format!("has a `response_schema` that is no JSON Schema: {error}"))?;
-    if asked.value.to_string().len().max(schema.to_string().len()) > MAX_QUESTION_BYTES {
+    let schema = SchemaText::from(asked.response_schema.unwrap_or_else(|| json!({})));
+    Schema::compile_once(&schema)
+        .map_err(|error| format!("has a `response_schema` that is no JSON Schema: {error}"))?;
+    if asked.value.to_string().len().max(schema.as_str().len()) > MAX_QUESTION_BYTES {
         return Err(format!("is longer than {MAX_QUESTION_BYTES} bytes"));
     }
     if let Some(problem) = asked.approvers.problem() {

@@ -20,6 +20,7 @@ on_both_engines! {
     what_is_created_is_decided_about_with_its_metadata,
     a_run_creates_no_thread_that_a_policy_forbids,
     a_run_displaces_none_that_a_policy_protects,
+    a_run_is_not_rolled_back_if_a_policy_forbids_its_deletion,
     what_may_not_be_read_is_reached_by_no_other_name,
     commands_to_a_thread_follow_the_policies,
     what_is_forbidden_on_a_thread_is_forbidden_on_those_of_its_background_tasks,
@@ -382,6 +383,32 @@ async fn a_run_displaces_none_that_a_policy_protects(server: TestServer) {
     server.tools.let_go("lookup");
     first.finishes().await;
     second.finishes().await;
+}
+
+async fn a_run_is_not_rolled_back_if_a_policy_forbids_its_deletion(server: TestServer) {
+    let policies = "
+        forbid(principal, action == Action::\"threads:delete\", resource)
+        when { resource.hasTag(\"hold\") && resource.getTag(\"hold\") == \"yes\" };";
+    let keys = ruled(&server, policies, "").await;
+    let id = thread(&keys.client("ann"), json!({"hold": "yes"})).await;
+    let ann = Human::at(keys.client("ann"), "agent", &id);
+    server.tools.hold("lookup");
+    let run = ann.asks(script().calls(lookup("l1", "x")).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    is_forbidden_by_policy(&run.is_cancelled("rollback").await);
+    let listed = json!({"thread_id": id, "run_ids": [run.id]});
+    is_forbidden_by_policy(&ann.client().post("/runs/cancel?action=rollback", listed).await);
+    let all = json!({"status": "all"});
+    ann.client()
+        .post("/runs/cancel?action=rollback", all)
+        .await
+        .refused(404);
+    let displacing = a_run(json!({"multitask_strategy": "rollback"}));
+    is_forbidden_by_policy(&ann.client().post(&format!("/threads/{id}/runs"), displacing).await);
+    assert_eq!(run.status().await, "running");
+    run.is_cancelled("interrupt").await.ok();
+    assert_eq!(run.status().await, "interrupted");
+    server.tools.let_go("lookup");
 }
 
 async fn what_may_not_be_read_is_reached_by_no_other_name(server: TestServer) {

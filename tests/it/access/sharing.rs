@@ -10,7 +10,7 @@ use super::tenants::values_of;
 use crate::api::crons::all_are_due;
 use crate::support::client::{Client, reply};
 use crate::support::webhook_receiver::WebhookReceiver;
-use crate::support::{Human, Keys, TestServer, approval, eventually, mail, on_both_engines, script};
+use crate::support::{Human, Keys, TestServer, approval, eventually, lookup, mail, on_both_engines, script};
 
 on_both_engines! {
     a_thread_that_is_shared_for_reading_is_read_by_the_tenant_and_changed_by_nobody_else,
@@ -18,6 +18,7 @@ on_both_engines! {
     the_stream_of_a_thread_ends_when_it_is_shared_no_more,
     a_thread_that_is_shared_for_writing_is_continued_by_the_tenant,
     a_thread_that_is_shared_for_writing_is_deleted_by_its_owner_only,
+    runs_on_a_thread_that_is_shared_for_writing_are_rolled_back_by_its_owner_only,
     a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more,
     a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else,
     a_cron_of_an_assistant_that_is_shared_no_more_starts_no_run,
@@ -169,6 +170,35 @@ async fn a_thread_that_is_shared_for_writing_is_deleted_by_its_owner_only(server
     assert_eq!(said.last().expect("a message"), "ai: by the assistant of bob");
     let deleted = ann.client().delete(&ann.path("")).await;
     assert!(deleted.status < 300, "{deleted:?}");
+}
+
+async fn runs_on_a_thread_that_is_shared_for_writing_are_rolled_back_by_its_owner_only(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "open").await;
+    let bob = beside(&keys, "bob", &ann);
+    server.tools.hold("lookup");
+    let run = ann.asks(script().calls(lookup("l1", "x")).says("done")).await;
+    server.tools.called("lookup", 1).await;
+
+    bob.run_of_id(&run.id).is_cancelled("rollback").await.refused(404);
+    let client = bob.client();
+    let listed = json!({"thread_id": ann.thread, "run_ids": [run.id]});
+    for which in [listed, json!({"status": "all"})] {
+        client.post("/runs/cancel?action=rollback", which).await.refused(404);
+    }
+    let displacing = bob.run_body(script().says("instead"), json!({"multitask_strategy": "rollback"}));
+    client.post(&bob.path("/runs"), displacing).await.refused(404);
+    assert_eq!(run.status().await, "running");
+    assert_eq!(ann.runs().await.len(), 1);
+
+    // Bob may interrupt, since he may change the thread, and the owner may roll back.
+    bob.run_of_id(&run.id).is_cancelled("interrupt").await.ok();
+    assert_eq!(run.status().await, "interrupted");
+    let run = ann.asks(script().calls(lookup("l2", "x")).says("done")).await;
+    server.tools.called("lookup", 2).await;
+    run.is_cancelled("rollback").await.ok();
+    assert_eq!(ann.runs().await.len(), 1);
+    server.tools.let_go("lookup");
 }
 
 async fn a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more(server: TestServer) {

@@ -26,7 +26,9 @@ on_both_engines! {
     a_subagent_that_others_have_does_not_exist_for_a_tenant,
     a_tool_that_others_have_is_not_offered_and_not_called,
     a_run_with_a_model_that_others_have_is_refused_before_it_starts,
+    a_model_that_others_have_is_refused_wherever_a_definition_names_it,
     the_settings_of_a_run_choose_no_other_model,
+    a_cron_is_refused_for_the_model_that_its_runs_choose_and_no_other,
     a_subagent_with_a_model_that_others_have_does_not_work,
     a_provider_gets_the_key_of_the_tenant,
     a_tool_gets_the_headers_of_the_tenant,
@@ -301,6 +303,77 @@ async fn a_run_with_a_model_that_others_have_is_refused_before_it_starts(server:
     assert_eq!(server.models.asked().len(), 1);
 }
 
+/// Agents by their names, each with the part of its definition that names the model of others.
+const MODELS_OF_OTHERS: [(&str, &str); 8] = [
+    ("fallback", "model = [\"scripted:lab\", \"fake_openai:m-1\"]"),
+    (
+        "summaries",
+        "model = \"scripted:lab\"\nsummarization = { model = \"fake_openai:m-1\" }",
+    ),
+    (
+        "policy",
+        "model = \"scripted:lab\"\nmiddleware = [{ name = \"RubricMiddleware\", model = \"fake_openai:m-1\" }]",
+    ),
+    (
+        "general",
+        "model = \"scripted:lab\"\ngeneral_purpose_subagent = { model = \"fake_openai:m-1\" }",
+    ),
+    (
+        "general-policy",
+        "model = \"scripted:lab\"\n[agents.general-policy.general_purpose_subagent]\n\
+         middleware = [{ name = \"RubricMiddleware\", model = \"fake_openai:m-1\" }]",
+    ),
+    (
+        "lower-summaries",
+        "model = \"scripted:lab\"\n[[agents.lower-summaries.subagents]]\nname = \"lower\"\n\
+         description = \"Works with long texts.\"\nsummarization = { model = \"fake_openai:m-1\" }",
+    ),
+    (
+        "lower-policy",
+        "model = \"scripted:lab\"\n[[agents.lower-policy.subagents]]\nname = \"lower\"\n\
+         description = \"Works by a rubric.\"\n\
+         middleware = [{ name = \"RubricMiddleware\", model = \"fake_openai:m-1\" }]",
+    ),
+    (
+        "profile",
+        "model = \"scripted:graded\"\n[profiles.\"scripted:graded\"]\n\
+         extra_middleware = [{ name = \"RubricMiddleware\", model = \"fake_openai:m-1\" }]",
+    ),
+];
+
+async fn a_model_that_others_have_is_refused_wherever_a_definition_names_it(server: TestServer) {
+    let of_others = MODELS_OF_OTHERS.map(|(name, part)| format!("[agents.{name}]\n{part}\n"));
+    // No run of these asks the model, unless it chooses it.
+    let usable = "
+        [agents.switched-off]
+        model = \"scripted:lab\"
+        general_purpose_subagent = { enabled = false, model = \"fake_openai:m-1\" }
+        [agents.choosy]
+        model = \"scripted:lab\"
+        configurable = { models = [\"fake_openai:m-1\", \"scripted:other\"] }";
+    server
+        .is_configured_with(&format!("{}{usable}\n", of_others.concat()))
+        .await;
+    let keys = restricted(&server, "models = [\"scripted:*\"]").await;
+    let ann = keys.client("ann");
+    for (agent, _) in MODELS_OF_OTHERS {
+        let refused = ann.post("/runs/wait", a_run(agent)).await;
+        assert_eq!(refused.body["code"], "model_not_allowed", "{agent}: {refused:?}");
+        assert!(refused.refused(403).contains("`fake_openai:m-1`"), "{agent}");
+    }
+    for agent in ["switched-off", "choosy"] {
+        ann.post("/runs/wait", a_run(agent)).await.ok();
+    }
+    let choosing = |model: &str| {
+        let mut run = a_run("choosy");
+        run["context"] = json!({"model": model});
+        run
+    };
+    ann.post("/runs/wait", choosing("scripted:other")).await.ok();
+    ann.post("/runs/wait", choosing("fake_openai:m-1")).await.refused(403);
+    assert_eq!(server.models.asked().len(), 0);
+}
+
 async fn the_settings_of_a_run_choose_no_other_model(server: TestServer) {
     let keys = restricted(&server, "models = [\"scripted:*\"]").await;
     let ann = user(&keys, "ann", "plain").await;
@@ -311,6 +384,69 @@ async fn the_settings_of_a_run_choose_no_other_model(server: TestServer) {
         let run = ann.starts(ann.run_body(script().says("as defined"), more)).await;
         let values = run.finishes().await;
         assert_eq!(transcript(&values).last().expect("a message"), "ai: as defined");
+    }
+    assert_eq!(server.models.asked().len(), 0);
+}
+
+async fn a_cron_is_refused_for_the_model_that_its_runs_choose_and_no_other(server: TestServer) {
+    let agents = "
+        [agents.cheap]
+        model = \"scripted:lab\"
+        configurable = { models = [\"fake_openai:m-1\"] }
+        [agents.costly]
+        model = \"fake_openai:m-1\"
+        configurable = { models = [\"scripted:other\"] }";
+    server.is_configured_with(agents).await;
+    let keys = restricted(&server, "models = [\"scripted:*\"]").await;
+    let ann = user(&keys, "ann", "costly").await;
+    let client = ann.client();
+    let cron = |assistant: &str, context: Value| {
+        let mut cron = a_run(assistant);
+        cron["schedule"] = json!("0 0 1 1 *");
+        cron["context"] = context;
+        cron
+    };
+    let choosy = json!({"graph_id": "cheap", "context": {"model": "fake_openai:m-1"}});
+    let choosy = client.post("/assistants", choosy).await.ok();
+    let choosy = choosy["assistant_id"].as_str().expect("an id");
+    let expensive = json!({"model": "fake_openai:m-1"});
+    for path in [ann.path("/runs/crons"), "/runs/crons".to_owned()] {
+        for (assistant, context) in [
+            ("cheap", expensive.clone()),
+            ("costly", expensive.clone()),
+            ("costly", json!({})),
+            (choosy, json!({})),
+        ] {
+            let refused = client.post(&path, cron(assistant, context)).await;
+            assert_eq!(refused.body["code"], "model_not_allowed", "{assistant}: {refused:?}");
+            assert!(refused.refused(403).contains("`fake_openai:m-1`"), "{assistant}");
+        }
+    }
+    let count = async || client.post("/runs/crons/count", json!({})).await.ok();
+    assert_eq!(count().await, json!(0));
+
+    let other = json!({"model": "scripted:other"});
+    let made = client
+        .post(&ann.path("/runs/crons"), cron("costly", other.clone()))
+        .await
+        .ok();
+    let path = format!("/runs/crons/{}", made["cron_id"].as_str().expect("an id"));
+    client.patch(&path, json!({"context": expensive})).await.refused(403);
+    let usual = json!({"model": "scripted:lab"});
+    client.post("/runs/crons", cron(choosy, usual)).await.ok();
+    // A run on the thread of a background task chooses nothing.
+    let task = json!({"metadata": {"parent_thread_id": "another"}});
+    let task = client.post("/threads", task).await.ok();
+    let task = ann.on(task["thread_id"].as_str().expect("an id"));
+    let path = task.path("/runs/crons");
+    client.post(&path, cron("costly", other)).await.refused(403);
+    client.post(&path, cron("cheap", expensive)).await.ok();
+    assert_eq!(count().await, json!(3));
+    assert_eq!(denied(&keys, "ann").await, ["threads:create_run"; 10]);
+    all_are_due(&server).await;
+    for human in [&ann, &task] {
+        eventually(async || human.runs().await.iter().any(|run| run["status"] == "success")).await;
+        assert_eq!(human.transcript().await.last().expect("a message"), "ai: x");
     }
     assert_eq!(server.models.asked().len(), 0);
 }

@@ -17,6 +17,7 @@ on_both_engines! {
     per_call_the_sdk_answers_by_interrupt_id_or_with_one_decision,
     per_call_is_inherited_by_subagents_and_survives_a_restart,
     per_call_the_stream_has_the_schema_of_an_answer,
+    the_state_shows_the_open_interrupt_and_the_history_the_answered_one_too,
 }
 
 const AGENTS: &str = r#"
@@ -43,6 +44,17 @@ name = "mailer"
 description = "Sends mails to whoever should get one."
 system_prompt = "x"
 "#;
+
+/// Returns the ids of the interrupts of the tasks of a state.
+fn shown(state: &Value) -> Vec<String> {
+    let tasks = state["tasks"].as_array().expect("tasks");
+    let interrupts = tasks
+        .iter()
+        .flat_map(|task| task["interrupts"].as_array().expect("a list"));
+    interrupts
+        .map(|one| one["id"].as_str().expect("an id").to_owned())
+        .collect()
+}
 
 /// Returns the name and the id of the call that a question is about.
 fn about(question: &Question) -> [&str; 2] {
@@ -268,4 +280,24 @@ async fn per_call_the_stream_has_the_schema_of_an_answer(server: TestServer) {
     assert_eq!(asked["value"]["tool_call_id"], "m1");
     let allowed = &asked["response_schema"]["properties"]["type"]["enum"];
     assert_eq!(*allowed, json!(["approve", "edit", "reject", "respond"]), "{asked}");
+}
+
+async fn the_state_shows_the_open_interrupt_and_the_history_the_answered_one_too(server: TestServer) {
+    server.is_configured_with(AGENTS).await;
+    let alice = server.human("picky").await;
+    let text = script()
+        .calls(mail("m1", "bob@elsewhere.net"))
+        .calls(mail("m2", "ann@elsewhere.net"))
+        .says("sent");
+    let waited = alice.says(text).await;
+    let first = alice.question().await;
+    assert_eq!(waited["__interrupt__"][0]["id"], first.id());
+    assert_eq!(waited["messages"].as_array().map(Vec::len), Some(2), "{waited}");
+    alice.approves(&first).await.finishes().await;
+    let second = alice.question().await;
+    assert_eq!(shown(&alice.state().await), [second.id()]);
+    let of_history: Vec<String> = alice.history().await.iter().flat_map(shown).collect();
+    assert_eq!(of_history, [second.id(), first.id()]);
+    alice.approves(&second).await.finishes().await;
+    assert_eq!(shown(&alice.state().await), [""; 0]);
 }

@@ -76,7 +76,7 @@ async fn tells(human: &Human, task: &Value, message: impl ToString) {
 }
 
 /// Returns the tasks in the state, in the order of their start.
-async fn tasks(human: &Human) -> Vec<Value> {
+pub(crate) async fn tasks(human: &Human) -> Vec<Value> {
     let values = human.state().await["values"].clone();
     let mut tasks: Vec<Value> = values["async_tasks"]
         .as_object()
@@ -176,6 +176,14 @@ pub(crate) async fn answered(human: &Human, call: Value) -> String {
         .clone()
 }
 
+/// Returns the refusal of a call about a task that the conversation does not have.
+pub(crate) fn no_task(id: &str) -> String {
+    format!(
+        "There is no background task `{id}` here. Tasks that were under way when a conversation was copied belong to the \
+         original only."
+    )
+}
+
 on_both_engines! {
     a_task_starts_without_a_wait_and_its_end_starts_a_run_of_the_agent,
     a_running_agent_is_notified_before_its_next_model_call,
@@ -196,6 +204,8 @@ on_both_engines! {
     a_task_continues_when_the_run_that_started_it_is_cancelled,
     the_context_of_the_run_reaches_the_task,
     a_run_lists_the_background_tasks_that_it_started,
+    a_copy_has_no_tasks_that_are_under_way_for_the_original,
+    a_copy_that_waits_for_an_answer_has_no_tasks_that_are_under_way,
     tasks_beyond_a_limit_are_error_results,
     tasks_of_tasks_have_a_maximum_depth,
     the_tasks_of_a_tree_share_one_limit,
@@ -657,10 +667,7 @@ async fn calls_that_cannot_be_executed_are_error_results(server: TestServer) {
     );
     for tool in ["check_async_task", "cancel_async_task"] {
         let said = answered(&alice, call("k1", tool, json!({"task_id": "nobody's"}))).await;
-        assert_eq!(
-            said,
-            format!("{tool} failed: There is no background task `nobody's` here.")
-        );
+        assert_eq!(said, format!("{tool} failed: {}", no_task("nobody's")));
     }
     // A task of another conversation is out of reach, whatever a client writes into the state.
     let bob = server.human("boss").await;
@@ -748,6 +755,57 @@ async fn the_context_of_the_run_reaches_the_task(server: TestServer) {
         worker(&alice, &task).status().await == "idle"
     })
     .await;
+}
+
+/// Returns a user of a copy of the thread.
+pub(crate) async fn copied(human: &Human) -> Human {
+    let copy = human.client().post(&human.path("/copy"), json!({})).await.ok();
+    human.on(copy["thread_id"].as_str().expect("an id"))
+}
+
+async fn a_copy_has_no_tasks_that_are_under_way_for_the_original(server: TestServer) {
+    let (alice, task) = with_a_task(&server, "courier", "").await;
+    let id = task["task_id"].as_str().unwrap();
+    let bob = copied(&alice).await;
+    assert!(tasks(&bob).await.is_empty());
+    assert_eq!(bob.status().await, "idle");
+    assert_eq!(the_task(&alice).await, task);
+    let said = answered(&bob, about("k1", "check_async_task", &task)).await;
+    assert_eq!(said, format!("check_async_task failed: {}", no_task(id)));
+    let said = answered(&bob, call("k2", "list_async_tasks", json!({}))).await;
+    assert_eq!(said, "list_async_tasks: There are no such background tasks.");
+
+    // A task that is over stays in the copy, as a part of what has happened.
+    server.tools.let_go("lookup");
+    eventually(async || worker(&alice, &task).status().await == "idle").await;
+    alice.says("is there any news?").await;
+    assert_eq!(the_task(&alice).await["status"], "success");
+    let carol = copied(&alice).await;
+    assert_eq!(the_task(&carol).await, the_task(&alice).await);
+    assert!(notifications(&bob).await.is_empty());
+}
+
+async fn a_copy_that_waits_for_an_answer_has_no_tasks_that_are_under_way(server: TestServer) {
+    server
+        .is_configured_with(&boss("interrupt_on = { lookup = true }"))
+        .await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    let asks = script()
+        .calls(start("a1", "courier", work))
+        .calls(lookup("l2", "y"))
+        .says("looked up");
+    alice.asks(asks).await.finishes().await;
+    let bob = copied(&alice).await;
+    assert!(tasks(&bob).await.is_empty());
+    assert_eq!(tasks(&alice).await.len(), 1);
+    assert_eq!(bob.status().await, "interrupted");
+    server.tools.let_go("lookup");
+    bob.approves(&bob.question().await).await.finishes().await;
+    assert_eq!(bob.transcript().await.last().unwrap(), "ai: looked up");
+    assert!(tasks(&bob).await.is_empty());
+    assert_eq!(alice.questions().await.len(), 1);
 }
 
 async fn a_run_lists_the_background_tasks_that_it_started(server: TestServer) {

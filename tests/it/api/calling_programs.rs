@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::actors::Human;
+use crate::support::actors::{Human, Run};
 use crate::support::{
     TestServer, approval, continuation, lookup, mail, on_both_engines, script, task, transcript, two_mailers,
 };
@@ -37,10 +37,40 @@ impl Node {
             .ok()
     }
 
+    /// Calls the agent as [`Node::continues`] does, without a wait for its end. The program names `node`, if it is not empty.
+    async fn begins(&self, node: &str, answers: Value) -> Run {
+        let mut config = continuation(&answers);
+        if !node.is_empty() {
+            let task = "296c042a-9c07-d7fa-00fb-ac30c0102801";
+            config["metadata"] = json!({"langgraph_checkpoint_ns": format!("{node}:{task}")});
+        }
+        let body = json!({"assistant_id": "agent", "input": self.input, "if_not_exists": "create", "config": config});
+        self.alice.starts(body).await
+    }
+
+    /// Returns another node of the same program, with this input.
+    fn beside(&self, input: Value) -> Self {
+        Self {
+            alice: self.alice.clone(),
+            input,
+        }
+    }
+
+    /// Returns what people have said on the thread.
+    async fn said(&self) -> Vec<String> {
+        let said = self.alice.transcript().await;
+        said.into_iter().filter(|line| line.starts_with("human: ")).collect()
+    }
+
     /// Calls the agent as LangGraph does when the program continues, with the answers that the program was given.
     async fn continues(&self, answers: Value) -> Value {
         self.calls(json!({"config": continuation(&answers)})).await
     }
+}
+
+/// Returns an input with this message, which has no id.
+fn human(text: impl ToString) -> Value {
+    json!({"messages": [{"role": "user", "content": text.to_string()}]})
 }
 
 on_both_engines! {
@@ -50,6 +80,11 @@ on_both_engines! {
     the_answers_to_several_questions_may_come_one_after_the_other,
     an_agent_that_stopped_at_a_breakpoint_goes_on_with_its_program,
     an_agent_that_has_not_stopped_takes_the_input_of_its_program,
+    a_node_beside_one_that_is_at_work_waits_with_its_input,
+    nodes_that_the_program_names_may_have_the_same_input,
+    a_node_that_calls_again_while_its_agent_is_at_work_is_not_heard_twice,
+    a_node_does_not_take_the_answer_to_the_question_of_another_one,
+    a_node_continues_with_a_program_that_has_branched_off,
     what_langgraph_reserves_for_itself_is_no_context,
     a_program_reads_the_state_of_its_agent_in_its_own_namespace,
 }
@@ -142,6 +177,81 @@ async fn an_agent_that_has_not_stopped_takes_the_input_of_its_program(server: Te
     let node = Node { input, ..node };
     let values = node.continues(json!({})).await;
     assert_eq!(transcript(&values)[2..], ["human: two", "ai: echo: two"]);
+}
+
+async fn a_node_beside_one_that_is_at_work_waits_with_its_input(server: TestServer) {
+    server.tools.hold("lookup");
+    let one = Node::new(&server, script().calls(lookup("c1", "x")).says("it is x")).await;
+    let first = one.begins("", json!({})).await;
+    server.tools.called("lookup", 1).await;
+    let other = one.beside(human("two"));
+    let second = other.begins("", json!({})).await;
+    assert_eq!(second.status().await, "pending");
+    server.tools.let_go("lookup");
+    first.finishes().await;
+    second.finishes().await;
+    assert_eq!(other.alice.transcript().await[4..], ["human: two", "ai: echo: two"]);
+}
+
+async fn nodes_that_the_program_names_may_have_the_same_input(server: TestServer) {
+    server.tools.hold("lookup");
+    let text = script().calls(lookup("c1", "x")).says("it is x");
+    let node = Node::new(&server, &text).await.beside(human(&text));
+    let first = node.begins("one", json!({})).await;
+    server.tools.called("lookup", 1).await;
+    let second = node.begins("other", json!({})).await;
+    // The input of the second one waits, and is not heard twice either.
+    let again = node.begins("other", json!({})).await;
+    server.tools.let_go("lookup");
+    for run in [first, second, again] {
+        run.finishes().await;
+    }
+    assert_eq!(node.said().await.len(), 2);
+    assert_eq!(server.tools.calls_of("lookup").len(), 2);
+}
+
+async fn a_node_that_calls_again_while_its_agent_is_at_work_is_not_heard_twice(server: TestServer) {
+    for name in ["", "one"] {
+        server.tools.hold("lookup");
+        let before = server.tools.calls_of("lookup").len();
+        let node = Node::new(&server, script().calls(lookup("c1", "x")).says("it is x")).await;
+        let first = node.begins(name, json!({})).await;
+        server.tools.called("lookup", before + 1).await;
+        let again = node.begins(name, json!({})).await;
+        server.tools.let_go("lookup");
+        first.finishes().await;
+        again.finishes().await;
+        assert_eq!(node.said().await.len(), 1);
+        assert_eq!(node.alice.transcript().await.last().unwrap(), "ai: it is x");
+        assert_eq!(server.tools.calls_of("lookup").len(), before + 1);
+    }
+}
+
+async fn a_node_does_not_take_the_answer_to_the_question_of_another_one(server: TestServer) {
+    let text = script().calls(mail("m1", "bob")).says("sent");
+    let one = Node::new(&server, &text).await.beside(human(&text));
+    one.begins("one", json!({})).await.finishes().await;
+    let question = one.alice.question().await;
+    let other = one.beside(human("two"));
+    let answers = json!({question.id(): approval()});
+    other.begins("other", answers.clone()).await.finishes().await;
+    assert_eq!(other.said().await.last().unwrap(), "human: two");
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+    // The message has withdrawn the question. The node that asked calls its agent anew.
+    one.begins("one", answers).await.finishes().await;
+    assert_ne!(one.alice.question().await.id(), question.id());
+}
+
+async fn a_node_continues_with_a_program_that_has_branched_off(server: TestServer) {
+    let node = Node::new(&server, script().calls(mail("m1", "bob")).says("sent")).await;
+    node.begins("one", json!({})).await.finishes().await;
+    let question = node.alice.question().await;
+    // The node has another task there.
+    let answers = json!({question.id(): approval()});
+    node.begins("one:other", answers).await.finishes().await;
+    assert_eq!(node.alice.transcript().await.last().unwrap(), "ai: sent");
+    assert_eq!(node.said().await.len(), 1);
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
 async fn what_langgraph_reserves_for_itself_is_no_context(server: TestServer) {

@@ -151,14 +151,20 @@ async fn an_invalid_answer_is_refused_and_the_interrupt_stays(server: TestServer
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
-    for answer in [
-        json!({}),
-        json!({"decisions": []}),
-        json!({"decisions": [{"type": "respond", "message": "not allowed here"}]}),
-        json!({"decisions": [{"type": "approve"}], "response": 1}),
-        json!({"response": "yes"}),
+    let respond = json!({"type": "respond", "message": "not allowed here"});
+    for (answer, field) in [
+        (json!({}), "body"),
+        (json!({"decisions": []}), "decisions"),
+        (json!({"decisions": [respond]}), "decisions[0].type"),
+        (json!({"decisions": [{"type": "approve"}], "response": 1}), "body"),
+        (json!({"response": "yes"}), "response"),
+        (
+            json!({"response": {"decisions": [respond]}}),
+            "response.decisions[0].type",
+        ),
     ] {
-        assert_eq!(alice.resolves(&question, answer.clone()).await.status, 422, "{answer}");
+        let refusal = alice.resolves(&question, answer.clone()).await.refused(422);
+        assert!(refusal.starts_with(&format!("{field}: ")), "{answer}: {refusal}");
     }
     assert_eq!(alice.question().await, question);
     let resolved = alice

@@ -39,6 +39,7 @@ on_both_engines! {
     the_tasks_that_a_cancelled_run_leaves_open_have_its_error,
     a_client_can_update_the_state,
     a_write_as_the_input_begins_a_turn,
+    a_write_after_a_fork_counts_as_written_by_the_last_node,
     an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused,
     a_write_as_the_end_withdraws_the_question,
     a_write_as_the_end_stops_subagents_that_wait,
@@ -280,6 +281,25 @@ async fn a_write_as_the_input_begins_a_turn(server: TestServer) {
     let said = ["human: one", "ai: echo: one", "human: two", "ai: echo: two"];
     assert_eq!(alice.transcript().await, said);
     assert_eq!(alice.status().await, "idle");
+}
+
+async fn a_write_after_a_fork_counts_as_written_by_the_last_node(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("never said")).await;
+    // In a copy, a step that waits goes on after a fork.
+    let copy = server.client().post(&alice.path("/copy"), json!({})).await.ok();
+    let bob = alice.on(copy["thread_id"].as_str().expect("an id"));
+    assert_eq!(bob.state().await["metadata"]["source"], "fork");
+    let answer = alice.state().await["values"]["messages"][1]["id"].clone();
+    for human in [&alice, &bob] {
+        // Without its call, the answer is the end of the turn.
+        let values = json!({"messages": [{"role": "assistant", "content": "no mail", "id": answer}]});
+        write(&server, human, json!({"values": values})).await;
+        assert!(human.questions().await.is_empty());
+        human.starts(json!({"input": null})).await.finishes().await;
+        assert_eq!(human.transcript().await, ["human: …", "ai: no mail"]);
+        assert_eq!(human.status().await, "idle");
+    }
 }
 
 async fn an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused(server: TestServer) {

@@ -174,7 +174,7 @@ async fn an_item_is_deleted_after_its_ttl(server: TestServer) {
 
 async fn the_configured_ttl_of_items_is_the_default(server: TestServer) {
     let client = server.client();
-    let lines = "[store.ttl]\ndefault_ttl = 0.001\nrefresh_on_read = false\nsweep_interval_minutes = 0.0005";
+    let lines = "[store.ttl]\ndefault_ttl = 0.001\nrefresh_on_read = false\nsweep_interval_minutes = 0.002";
     server.is_configured_with(lines).await;
     put(&client, json!(["n"]), "k", json!({})).await.ok();
     let forever = json!({"namespace": ["n"], "key": "forever", "value": {}, "ttl": null});
@@ -186,7 +186,7 @@ async fn the_configured_ttl_of_items_is_the_default(server: TestServer) {
 async fn expired_items_are_removed_again_and_again(server: TestServer) {
     let client = server.client();
     server
-        .is_configured_with("[store.ttl]\ndefault_ttl = 0.001\nsweep_interval_minutes = 0.0005")
+        .is_configured_with("[store.ttl]\ndefault_ttl = 0.001\nsweep_interval_minutes = 0.002")
         .await;
     for key in ["first", "second"] {
         put(&client, json!(["n"]), key, json!({})).await.ok();

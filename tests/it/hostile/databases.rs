@@ -323,17 +323,20 @@ async fn a_full_disk_makes_the_database_unavailable_until_there_is_room() {
             .await;
         server.tools.called("slow", 1).await;
         client.get("/ok?check_db=1").await.ok();
+        client.get("/ready").await.ok();
         disk_is_full(process, true);
         server.tools.let_go("slow");
         for _ in 0..3 {
             says_try_again(&client.get("/ok?check_db=1").await);
             says_try_again(&client.post("/threads", json!({})).await);
+            client.get("/ready").await.refused(503);
             client.get("/ok").await.ok();
             client.get("/metrics").await.ok();
             client.get(&alice.path("")).await.ok();
         }
         disk_is_full(process, false);
         eventually(async || client.get("/ok?check_db=1").await.status == 200).await;
+        eventually(async || client.get("/ready").await.status == 200).await;
         run.finishes().await;
         assert_eq!(
             alice.transcript().await,

@@ -325,6 +325,13 @@ async fn everything_that_does_not_work_is_named_with_the_way_out() {
         "did you mean `good:small`?"
     );
     is(&report, ["provider", "openai"], "fail", "set OPENAI_API_KEY");
+    for (provider, first) in [
+        ("closed", "see to it that this machine can reach it"),
+        ("openai", "set the key"),
+    ] {
+        let advice = format!("{first}, or correct the section [providers.{provider}]");
+        assert_eq!(check(&report, "provider", provider)["advice"], advice);
+    }
     is(
         &report,
         ["database", "sqlite:///not/there/a.db"],
@@ -363,6 +370,17 @@ async fn everything_that_does_not_work_is_named_with_the_way_out() {
     }
     assert!(!report.to_string().contains("b4d"), "{report:#}");
     assert_eq!(world.stops(), 0);
+}
+
+#[test]
+fn the_providers_of_policies_that_profiles_add_are_looked_at() {
+    let graded =
+        "[profiles.scripted]\nextra_middleware = [{ name = \"RubricMiddleware\", model = \"openai:gpt-5\" }]\n";
+    let folder = folder(&[("adjutant.toml", &format!("{AGENT}{graded}"))]);
+    let (is_usable, report) = checks(folder.path(), &["--listen", "127.0.0.1:0"]);
+    assert!(!is_usable, "{report:#}");
+    is(&report, ["provider", "scripted"], "ok", "is a script");
+    is(&report, ["provider", "openai"], "fail", "set OPENAI_API_KEY");
 }
 
 #[test]

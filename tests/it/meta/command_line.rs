@@ -304,6 +304,10 @@ async fn a_page_that_is_not_allowed_is_in_the_log_of_a_developer() {
 fn a_start_that_fails_behind_the_database_has_one_reason() {
     let text = format!("{AGENT}[webhooks]\nsecret_env = \"NO_SUCH_VARIABLE\"\n");
     let folder = folder(&[("adjutant.toml", &text)]);
+    let (output, said) = ends(folder.path(), &["check"]);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let expected = "error: webhooks: the environment variable NO_SUCH_VARIABLE is not set";
+    assert!(said.contains(expected), "{said}");
     let (output, said) = ends(folder.path(), &["--listen", "127.0.0.1:0"]);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
@@ -533,6 +537,63 @@ fn check_as_json_has_the_configuration_and_every_diagnostic() {
     assert_eq!(configuration["overrides"][0]["field"], "server.listen");
     assert_eq!(configuration["agents"][0]["graph_id"], "newcomer");
     assert_eq!(report["diagnostics"][0]["severity"], "warning");
+}
+
+#[test]
+fn check_names_the_secrets_without_which_the_server_does_not_start() {
+    let text = format!(
+        r#"{AGENT}
+[auth]
+[[auth.keys]]
+name = "ops"
+key_env = "NO_SUCH_KEY_OF_OPS"
+roles = ["admin"]
+[[auth.keys]]
+name = "page"
+key_file = "page.key"
+[[auth.jwt]]
+issuer = "https://login.example.org"
+audience = ["agents"]
+algorithms = ["HS256"]
+secret_file = "no-such-secret"
+[webhooks]
+secret_file = "hook.key"
+[encryption]
+key_file = "no-such-keys"
+"#
+    );
+    let folder = folder(&[("adjutant.toml", &text), ("page.key", "short"), ("hook.key", "whsec_?")]);
+    let (is_usable, said) = ends_with(folder.path(), &["check"], &[]);
+    assert!(!is_usable, "{said}");
+    assert!(said.contains("5 errors, 0 warnings"), "{said}");
+    for error in [
+        "error: auth.keys[0]: cannot read the key \"ops\" of [[auth.keys]]: the environment variable NO_SUCH_KEY_OF_OPS is",
+        "error: auth.keys[1]: the key \"page\" of [[auth.keys]] is too short",
+        "error: auth.jwt[0]: cannot read the secret of the issuer https://login.example.org",
+        "error: webhooks: the secret is empty or not Base64",
+        "error: encryption: could not get the keys of [encryption] from ",
+    ] {
+        assert!(said.contains(error), "{error}: {said}");
+    }
+    let (is_usable, said) = ends_with(folder.path(), &["check", "--json"], &[]);
+    assert!(!is_usable, "{said}");
+    let report: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(report["ok"], false);
+    assert_eq!(report["checks"], Value::Null);
+    assert_eq!(report["configuration"]["source"], "adjutant.toml");
+    assert_eq!(report["diagnostics"][0]["field"], "auth.keys[0]");
+    assert_eq!(report["diagnostics"][0]["severity"], "error");
+
+    let long = "0123456789abcdef0123456789abcdef";
+    for file in ["page.key", "no-such-secret", "hook.key"] {
+        fs::write(folder.path().join(file), long).expect("a file");
+    }
+    let master = "first:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n";
+    fs::write(folder.path().join("no-such-keys"), master).expect("a file");
+    let (is_usable, said) = ends_with(folder.path(), &["check"], &[("NO_SUCH_KEY_OF_OPS", long)]);
+    assert!(is_usable, "{said}");
+    assert!(said.contains("0 errors, 0 warnings"), "{said}");
+    assert!(!said.contains(long), "{said}");
 }
 
 #[test]

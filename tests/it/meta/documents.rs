@@ -270,11 +270,27 @@ fn programs(folder: &Path, text: &str) -> PathBuf {
     bin
 }
 
-/// Runs `adjutant check` in a folder.
+/// A secret that is long enough for a key of `[auth]`, and that is a line with a master key.
+const SECRET: &str = "docs:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+
+/// The texts that a configuration gives to settings whose names have this ending.
+fn texts_of<'t>(text: &'t str, ending: &str) -> impl Iterator<Item = &'t str> {
+    let settings = text.lines().filter_map(|line| line.split_once('='));
+    let settings = settings.filter(move |(name, _)| name.trim().ends_with(ending));
+    settings.filter_map(|(_, value)| value.split('"').nth(1))
+}
+
+/// Runs `adjutant check` in a folder, with a secret in each variable and file that the configuration names.
 fn check(folder: &Path, text: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     command.arg("check").current_dir(folder);
     command.envs(variables(text).map(|name| (name, "value")));
+    command.envs(texts_of(text, "_env").map(|name| (name, SECRET)));
+    for path in texts_of(text, "_file").map(Path::new).filter(|path| path.is_relative()) {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("it can be made");
+        fs::write(path, SECRET).expect("it can be written");
+    }
     // The keys and programs of the examples are not on every machine.
     command.envs(["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "LAB_KEY"].map(|name| (name, "value")));
     command.env("PATH", programs(folder, text));

@@ -171,6 +171,48 @@ fn missing_keys_are_reported_by_check_and_once_at_the_start() {
 }
 
 #[test]
+fn missing_keys_of_policies_that_profiles_add_and_of_tenants_are_reported_too() {
+    let lines = r#"
+[profiles.scripted]
+extra_middleware = [{ name = "RubricMiddleware", model = "openai:gpt-5-nano" }]
+[providers.lab]
+kind = "openai"
+base_url = "http://127.0.0.1:1/v1"
+api_key = "of-the-server"
+[agents.one]
+model = "lab:m"
+general_purpose_subagent = { enabled = false, model = "openai:gpt-5" }
+[agents.two]
+model = "lab:m"
+[agents.three]
+model = "lab:large"
+[auth]
+[tenants.acme]
+agents = ["newcomer", "one", "three"]
+models = ["lab:m", "scripted:*"]
+providers.lab.api_key_env = "NO_SUCH_KEY_OF_ACME"
+"#;
+    let folder = folder(&[("adjutant.toml", format!("{AGENT}{lines}").as_str())]);
+    let (output, said) = ends(folder.path(), &["check"]);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("0 errors, 2 warnings"), "{said}");
+    for warning in [
+        "warning: providers.openai: provider `openai` needs a key: set OPENAI_API_KEY or its `api_key`; without it \
+            these fail: agent newcomer",
+        "warning: tenants.acme.providers.lab: provider `lab` needs a key: set NO_SUCH_KEY_OF_ACME or its `api_key`; \
+            without it these fail: agent one for the tenant acme",
+    ] {
+        assert!(said.lines().any(|line| line.ends_with(warning)), "{warning}: {said}");
+    }
+    let said = Served::begins(folder.path(), &[]).stops();
+    assert_eq!(said.matches("without it these fail").count(), 2, "{said}");
+    assert!(
+        said.contains("missing_keys=\"OPENAI_API_KEY, NO_SUCH_KEY_OF_ACME\""),
+        "{said}"
+    );
+}
+
+#[test]
 fn an_unusable_database_is_reported_before_the_port_is_bound() {
     let folder = folder(&[("adjutant.toml", AGENT)]);
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -2,6 +2,7 @@
 
 mod chart;
 mod check_connect;
+mod circles;
 mod command_line;
 mod dependencies;
 mod documents;

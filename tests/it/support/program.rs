@@ -106,7 +106,7 @@ fn which() -> Question {
     Question {
         kind: QuestionKind::Question,
         value: json!("which?"),
-        schema,
+        schema: schema.into(),
         calls: vec![],
         key: None,
         approvers: Default::default(),

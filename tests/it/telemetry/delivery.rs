@@ -32,7 +32,7 @@ async fn a_collector_that_is_down_does_not_harm_a_run(server: TestServer) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     drop(listener);
-    let section = format!("[telemetry]\notlp_endpoint = \"http://{address}\"\nexport_interval_s = 0.01");
+    let section = format!("[telemetry]\notlp_endpoint = \"http://{address}\"\nexport_interval_s = 0.05");
     server.is_configured_with(&section).await;
     finishes_a_run(&server).await;
     eventually(async || counter(&server, "adjutant_trace_spans_dropped_total").await > 0.0).await;

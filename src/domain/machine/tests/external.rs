@@ -3,8 +3,8 @@
 use serde_json::Map;
 
 use super::*;
-use crate::domain::goto::Destination;
 use crate::domain::interrupt::ReviewAction;
+use crate::domain::machine::Destination;
 use crate::domain::summarization;
 
 const TO_TOOLS: Destination = Destination::Tools {

@@ -14,7 +14,7 @@ use super::RunInfo;
 use super::agent::PresentedAgent;
 use super::answer::{AnswerBuilder, AnswerHeader, metadata_frame};
 use super::metadata::MessageSource;
-use super::mode::{Modes, StreamMode};
+use super::modes::Modes;
 use super::trace_records::TracedModelCall;
 use crate::domain::event::{Chunk, Delta, Origin};
 use crate::domain::machine::{MODEL, RUNNABLE};
@@ -23,6 +23,7 @@ use crate::domain::run::namespace_text;
 use crate::domain::state::{State, Update};
 use crate::http::stream::MetadataDetail;
 use crate::http::stream::frame::{AnswerOffset, Cursor, Frame, FrameName, json};
+use crate::http::wire::stream_mode::StreamMode;
 
 /// The messages that were sent to one reader.
 pub(super) struct Messages {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::RunInfo;
 use super::agent::{PendingCheckpoint, PresentedAgent};
 use super::metadata::{of_agent, triggers};
-use super::mode::{Modes, StreamMode};
+use super::modes::Modes;
 use super::next_tasks::{NextTasks, StartedTask};
 use super::values::{UpdateOrEmpty, interrupt};
 use crate::domain::checkpoint::Entry;
@@ -24,6 +24,7 @@ use crate::domain::time::Timestamp;
 use crate::events::AgentSnapshot;
 use crate::http::stream::frame::Frame;
 use crate::http::wire::run::platform_settings;
+use crate::http::wire::stream_mode::StreamMode;
 
 /// Creates the frames of steps for one reader.
 pub(super) struct Steps<'a> {

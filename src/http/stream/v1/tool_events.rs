@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 
 use super::agent::PresentedAgent;
-use super::mode::StreamMode;
 use super::next_tasks::open_calls;
 use crate::domain::call::edited_call;
 use crate::domain::event::tool_progress;
 use crate::domain::message::{Role, ToolCall, ToolStatus};
 use crate::domain::state::Update;
 use crate::http::stream::frame::Frame;
+use crate::http::wire::stream_mode::StreamMode;
 
 /// Sends the start of the last answer's calls, except those in `skip`, which were made before. A call is shown as a
 /// reviewer edited it.

@@ -112,12 +112,17 @@ pub(super) fn custom(agent: &PresentedAgent, value: &Value) -> Frame {
 
 /// An interrupt as streams show it, with its agent and its tool calls.
 pub(super) fn interrupt(interrupt: &Interrupt, asker: &Origin) -> Value {
-    json!({
-        "value": interrupt.question.value,
+    let question = &interrupt.question;
+    let mut shown = json!({
+        "value": question.value,
         "id": interrupt.id,
-        "response_schema": interrupt.question.shows_schema().then_some(&interrupt.question.schema),
+        "response_schema": null,
         "agent_name": asker.agent,
         "agent_path": asker.path,
-        "tool_call_ids": interrupt.question.calls,
-    })
+        "tool_call_ids": question.calls,
+    });
+    if question.shows_schema() {
+        shown["response_schema"] = question.schema.parse();
+    }
+    shown
 }

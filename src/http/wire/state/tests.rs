@@ -171,7 +171,7 @@ fn asked(task: TaskId, status: InterruptState) -> (TaskId, InterruptRecord) {
     let question = Question {
         kind: QuestionKind::Question,
         value: json!("why?"),
-        schema: json!({}),
+        schema: json!({}).into(),
         calls: vec![],
         key: None,
         approvers: Default::default(),
@@ -312,8 +312,9 @@ fn an_interrupt_is_shown_with_its_task_and_at_the_top() {
     assert_eq!(view(&scene, 0)["interrupts"], json!([]));
 }
 
-#[test]
-fn an_interrupt_of_a_subagent_is_shown_with_the_call_that_has_delegated_again_and_again() {
+/// Returns how many interrupts of subagents the calls of a step show that ends at the number `until` of the log. Of the calls
+/// the first one has delegated, and the tool of the second one is called again. The interrupts have the number 1.
+fn asked_in_a_step_until(until: i64) -> Vec<usize> {
     let page = History::after_input("hello").says(with_call()).page();
     let base = StepBase::after(Some(page.checkpoints[0].entry.id), None);
     let mut own = asked(base.task(TOOLS, 0), InterruptState::Resolved);
@@ -326,6 +327,7 @@ fn an_interrupt_of_a_subagent_is_shown_with_the_call_that_has_delegated_again_an
         node: TOOLS.to_owned(),
         base,
         results: vec![None, None, None],
+        until,
     });
     let scene = HistoryContext {
         interrupts: vec![own, again],
@@ -333,11 +335,19 @@ fn an_interrupt_of_a_subagent_is_shown_with_the_call_that_has_delegated_again_an
     };
     let scene = scene.with_calls_of(std::slice::from_ref(&entry));
     let shown = super::super::json(&scene.view(entry, Some(&Plan::default()), "main-agent"));
-    let asked: Vec<usize> = shown["tasks"]
-        .as_array()
-        .expect("tasks")
-        .iter()
+    let tasks = shown["tasks"].as_array().expect("tasks").iter();
+    tasks
         .map(|task| task["interrupts"].as_array().map_or(0, Vec::len))
-        .collect();
-    assert_eq!(asked, [1, 1, 0]);
+        .collect()
+}
+
+#[test]
+fn an_interrupt_of_a_subagent_is_shown_with_the_call_that_has_delegated_again_and_again() {
+    assert_eq!(asked_in_a_step_until(1), [1, 1, 0]);
+    assert_eq!(asked_in_a_step_until(i64::MAX), [1, 1, 0]);
+}
+
+#[test]
+fn interrupts_that_were_raised_after_a_step_are_not_looked_for_in_it() {
+    assert_eq!(asked_in_a_step_until(0), [1, 0, 0]);
 }

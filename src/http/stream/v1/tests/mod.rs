@@ -257,7 +257,7 @@ impl Play {
         let question = Question {
             kind: QuestionKind::ToolApproval,
             value: json!({"action_requests": [], "review_configs": []}),
-            schema: json!({}),
+            schema: json!({}).into(),
             calls: vec!["c1".to_owned()],
             key: None,
             approvers: Default::default(),

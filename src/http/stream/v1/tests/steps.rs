@@ -1,8 +1,7 @@
 //! The modes `tasks`, `checkpoints` and `debug`.
 
 use super::*;
-use crate::domain::goto::Destination;
-use crate::domain::machine::START;
+use crate::domain::machine::{Destination, START};
 
 fn delegation() -> Play {
     let mut play = Play::asking();

@@ -1,0 +1,433 @@
+//! A connection to Postgres, and how it takes statements that are sent together.
+//!
+//! The protocol takes several statements in one message only as a text without values. So a batch has values as literals, and
+//! executes statements that were prepared by name: Postgres does not plan them anew. Behind a pooler, which gives each transaction
+//! another session, their texts are in the batch.
+
+use std::borrow::Cow;
+
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryFutureExt};
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgArguments, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
+use sqlx::{AssertSqlSafe, Either, Execute, Executor, PgConnection, Postgres, SqlStr, TypeInfo, query_with, raw_sql};
+
+use super::prepared::{PreparedStatement, PreparedStatements};
+use super::values::PostgresValues;
+use crate::db::engine::batch::{
+    Batch, BatchConn, PlainStatements, Session, StatementSteps, failed, first_row, push_number, push_with_values,
+};
+use crate::db::engine::{has_code, is_read_only};
+
+/// The most statements that wait to be sent together.
+const MOST_WAITING: usize = 64;
+/// The length of a text, in bytes, to which no more statements are added.
+const MOST_TEXT: usize = 256 * 1024;
+
+/// The code of Postgres for a division by zero.
+const DIVISION_BY_ZERO: &str = "22012";
+
+/// The connection of a transaction on Postgres.
+pub(in crate::db) type PostgresConn<'c> = BatchConn<PostgresSession<'c>>;
+
+/// A connection to Postgres.
+pub(in crate::db) struct PostgresSession<'c> {
+    conn: &'c mut PgConnection,
+    /// True if statements that are sent alone are prepared once for each connection.
+    prepares: bool,
+    batching: Batching<'c>,
+    /// True if a statement was refused since the session is read-only.
+    is_refused: bool,
+    /// True if a statement has failed, after which Postgres takes no more in the transaction.
+    has_failed: bool,
+}
+
+/// How statements are sent together.
+pub(in crate::db) enum Batching<'c> {
+    /// Each statement is sent alone.
+    Never,
+    /// Statements are executed by name.
+    Prepared(&'c mut PreparedStatements),
+    /// Statements are sent as texts.
+    Texts,
+}
+
+/// The cause of an error: an operation went on after a failed statement.
+#[derive(Debug, thiserror::Error)]
+#[error("a statement of the transaction has failed, and the operation has ignored that")]
+struct IgnoredFailure;
+
+/// Statements that are sent together, as one text.
+#[derive(Default)]
+pub(in crate::db) struct PostgresBatch {
+    text: String,
+    count: usize,
+    /// The statements that the batch prepares, in their order.
+    preparations: Vec<Preparation>,
+}
+
+/// A statement that a batch prepares.
+struct Preparation {
+    /// The number of statements before it in the batch.
+    position: usize,
+    sql: Cow<'static, str>,
+    statement: PreparedStatement,
+}
+
+impl PostgresBatch {
+    /// Begins the next statement.
+    fn begin_statement(&mut self) {
+        if self.count > 0 {
+            self.text.push_str("; ");
+        }
+        self.count += 1;
+    }
+
+    /// Returns the number in the name of a statement, which the batch prepares if it is not prepared yet.
+    fn prepare(&mut self, prepared: &mut PreparedStatements, sql: Cow<'static, str>, values: &PostgresValues) -> usize {
+        let is_same = |preparation: &&Preparation| preparation.sql == sql && preparation.statement.fits(values);
+        if let Some(preparation) = self.preparations.iter().find(is_same) {
+            return preparation.statement.name;
+        }
+        if let Some(name) = prepared.find(&sql, values) {
+            return name;
+        }
+        if let Some(replaced) = prepared.take_replaced(&sql) {
+            self.begin_statement();
+            self.text.push_str("deallocate adjutant_");
+            push_number(&mut self.text, replaced);
+        }
+        let position = self.count;
+        let statement = prepared.name(values);
+        let name = statement.name;
+        self.begin_statement();
+        self.text.push_str("prepare adjutant_");
+        push_number(&mut self.text, name);
+        for (index, type_info) in values.types().enumerate() {
+            self.text.push_str(if index == 0 { " (" } else { ", " });
+            self.text.push_str(type_info.name());
+        }
+        self.text.push_str(if values.is_empty() { " as " } else { ") as " });
+        self.text.push_str(&sql);
+        self.preparations.push(Preparation {
+            position,
+            sql,
+            statement,
+        });
+        name
+    }
+
+    /// Adds the execution of a prepared statement.
+    fn push_execution(&mut self, name: usize, values: &PostgresValues) {
+        self.begin_statement();
+        self.text.push_str("execute adjutant_");
+        push_number(&mut self.text, name);
+        if !values.is_empty() {
+            self.text.push('(');
+            values.push_literals(&mut self.text);
+            self.text.push(')');
+        }
+    }
+
+    /// Adds the text of a statement.
+    fn push_text(&mut self, sql: &str, values: &PostgresValues) {
+        self.begin_statement();
+        push_with_values(&mut self.text, sql, |text, number| {
+            values.push_typed_literal(text, number)
+        });
+    }
+}
+
+impl Batch for PostgresBatch {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn is_full(&self) -> bool {
+        self.count >= MOST_WAITING || self.text.len() >= MOST_TEXT
+    }
+
+    fn push_plain(&mut self, statements: &PlainStatements) {
+        if statements.is_empty() {
+            return;
+        }
+        self.begin_statement();
+        self.text.push_str(statements.text());
+        self.count += statements.count() - 1;
+    }
+}
+
+impl PostgresSession<'_> {
+    /// Notes an error.
+    fn note(&mut self, error: &sqlx::Error) {
+        self.has_failed = true;
+        self.is_refused |= is_read_only(error);
+    }
+}
+
+impl Session for PostgresSession<'_> {
+    type Database = Postgres;
+    type Batch = PostgresBatch;
+    type Values = PostgresValues;
+
+    /// A statement that is sent alone has its values and rows in binary form.
+    const SENDS_SINGLE_STATEMENTS_ALONE: bool = true;
+
+    fn takes_in_batch(&self, values: &PostgresValues) -> bool {
+        !matches!(self.batching, Batching::Never) && values.can_be_literals()
+    }
+
+    fn push(&mut self, batch: &mut PostgresBatch, sql: Cow<'static, str>, values: PostgresValues) {
+        match &mut self.batching {
+            Batching::Prepared(prepared) => {
+                let name = batch.prepare(prepared, sql, &values);
+                batch.push_execution(name, &values);
+            }
+            Batching::Texts | Batching::Never => batch.push_text(&sql, &values),
+        }
+    }
+
+    fn push_change(&mut self, batch: &mut PostgresBatch, sql: Cow<'static, str>, values: PostgresValues) {
+        let sql = format!("with changed as ({sql} returning 1) select 1 / count(*) from changed");
+        self.push(batch, sql.into(), values);
+    }
+
+    fn has_changed_nothing(error: &sqlx::Error) -> bool {
+        has_code(error, DIVISION_BY_ZERO)
+    }
+
+    fn send(&mut self, opening: PlainStatements, batch: PostgresBatch) -> StatementSteps<'_, Postgres> {
+        let mut ended = 0;
+        let openings = opening.count();
+        let text = opening.before(&batch.text);
+        let mut preparations = batch.preparations.into_iter().peekable();
+        let Self {
+            conn,
+            batching,
+            is_refused,
+            has_failed,
+            ..
+        } = self;
+        let steps = conn.fetch_many(raw_sql(AssertSqlSafe(text)));
+        let noted = steps.inspect(move |step| match step {
+            Ok(Either::Left(_)) => {
+                let is_prepared = |preparation: &Preparation| preparation.position + openings == ended;
+                if let Some(Preparation { sql, statement, .. }) = preparations.next_if(is_prepared)
+                    && let Batching::Prepared(prepared) = batching
+                {
+                    prepared.insert(sql, statement);
+                }
+                ended += 1;
+            }
+            Ok(Either::Right(_)) => {}
+            Err(error) => {
+                *has_failed = true;
+                *is_refused |= is_read_only(error);
+            }
+        });
+        noted.boxed()
+    }
+
+    fn send_alone(&mut self, sql: Cow<'static, str>, values: PostgresValues) -> StatementSteps<'_, Postgres> {
+        match values.into_arguments() {
+            Ok(arguments) => self.fetch_many(query_with(AssertSqlSafe(sql), arguments)),
+            Err(error) => failed::<Postgres>(sqlx::Error::Encode(error)),
+        }
+    }
+
+    fn changed_rows(done: &PgQueryResult) -> u64 {
+        done.rows_affected()
+    }
+}
+
+impl<'c> PostgresSession<'c> {
+    fn fetch_many<'e, 'q: 'e, E>(&'e mut self, query: E) -> StatementSteps<'e, Postgres>
+    where
+        E: 'q + Execute<'q, Postgres>,
+    {
+        let query = self.prepared_on_request(query);
+        let is_refused = &mut self.is_refused;
+        let has_failed = &mut self.has_failed;
+        let steps = self.conn.fetch_many(query);
+        let noted = steps.inspect(move |step| {
+            if let Err(error) = step {
+                *has_failed = true;
+                *is_refused |= is_read_only(error);
+            }
+        });
+        noted.boxed()
+    }
+
+    fn prepared_on_request<E>(&self, query: E) -> PreparedOnRequest<E> {
+        PreparedOnRequest {
+            query,
+            prepares: self.prepares,
+        }
+    }
+}
+
+impl<'c> PostgresConn<'c> {
+    /// Takes a connection whose transaction has begun, or which needs none. Each statement is sent at once.
+    pub(in crate::db) fn new(conn: &'c mut PgConnection, prepares: bool) -> Self {
+        Self::of_session(PostgresSession {
+            conn,
+            prepares,
+            batching: Batching::Never,
+            is_refused: false,
+            has_failed: false,
+        })
+    }
+
+    /// Takes a connection for an operation that begins with `opening`. Statements may wait.
+    pub(in crate::db) fn of_operation(
+        conn: &'c mut PgConnection,
+        prepares: bool,
+        batching: Batching<'c>,
+        opening: PlainStatements,
+    ) -> Self {
+        let mut conn = Self::new(conn, prepares).with_opening(opening).with_waiting();
+        conn.session.batching = batching;
+        conn
+    }
+
+    /// Returns whether a statement was refused since the session is read-only.
+    pub(in crate::db) fn is_refused(&self) -> bool {
+        self.session.is_refused
+    }
+
+    /// Notes that the transaction was rolled back to a savepoint, so that Postgres takes statements again.
+    pub(in crate::db) fn has_recovered(&mut self) {
+        self.session.has_failed = false;
+    }
+
+    /// Returns an error if a statement has failed. Postgres would answer `commit` with a rollback, which is no error to the driver.
+    ///
+    /// # Errors
+    /// If a statement has failed.
+    pub(in crate::db) fn check_not_failed(&self) -> sqlx::Result<()> {
+        match self.session.has_failed {
+            true => Err(sqlx::Error::Decode(Box::new(IgnoredFailure))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A query that is prepared by name only if that is wanted.
+struct PreparedOnRequest<E> {
+    query: E,
+    prepares: bool,
+}
+
+impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for PreparedOnRequest<E> {
+    fn sql(self) -> SqlStr {
+        self.query.sql()
+    }
+
+    fn statement(&self) -> Option<&PgStatement> {
+        self.query.statement()
+    }
+
+    fn take_arguments(&mut self) -> Result<Option<PgArguments>, BoxDynError> {
+        self.query.take_arguments()
+    }
+
+    fn persistent(&self) -> bool {
+        self.prepares && self.query.persistent()
+    }
+}
+
+impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
+    type Database = Postgres;
+
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        if self.has_not_begun() {
+            return failed::<Postgres>(sqlx::Error::BeginFailed);
+        }
+        if !self.has_unsent() {
+            return self.session.fetch_many(query);
+        }
+        let sent = async move {
+            self.send_waiting().await?;
+            Ok::<_, sqlx::Error>(self.session.fetch_many(query))
+        };
+        sent.try_flatten_stream().boxed()
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        if self.has_unsent() || self.has_not_begun() {
+            return Box::pin(first_row::<Postgres>(self.fetch_many(query)));
+        }
+        let session = &mut self.session;
+        Box::pin(async move {
+            let query = session.prepared_on_request(query);
+            let row = session.conn.fetch_optional(query).await;
+            row.inspect_err(|error| session.note(error))
+        })
+    }
+
+    fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, sqlx::Result<PgStatement>>
+    where
+        'c: 'e,
+    {
+        self.session.conn.prepare_with(sql, parameters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(values: &[i64]) -> PostgresValues {
+        let mut numbers = PostgresValues::default();
+        values.iter().for_each(|value| numbers.add(*value));
+        numbers
+    }
+
+    #[test]
+    fn a_batch_prepares_a_statement_once() {
+        let mut prepared = PreparedStatements::default();
+        let mut batch = PostgresBatch::default();
+        let sql = "insert into a values ($1, $2)";
+        for value in [1, 2] {
+            let values = numbers(&[value, 7]);
+            let name = batch.prepare(&mut prepared, sql.into(), &values);
+            batch.push_execution(name, &values);
+        }
+        batch.push_plain(&PlainStatements::new("commit", 1));
+        assert_eq!(
+            batch.text,
+            "prepare adjutant_1 (INT8, INT8) as insert into a values ($1, $2); execute adjutant_1(e'1', e'7'); \
+             execute adjutant_1(e'2', e'7'); commit"
+        );
+        assert_eq!(batch.count(), 4);
+    }
+
+    #[test]
+    fn a_statement_without_values_has_no_brackets() {
+        let mut prepared = PreparedStatements::default();
+        let mut batch = PostgresBatch::default();
+        let values = numbers(&[]);
+        let name = batch.prepare(&mut prepared, "delete from a".into(), &values);
+        batch.push_execution(name, &values);
+        assert_eq!(batch.text, "prepare adjutant_1 as delete from a; execute adjutant_1");
+    }
+
+    #[test]
+    fn a_batch_behind_a_pooler_has_texts() {
+        let mut batch = PostgresBatch::default();
+        batch.push_text("update a set b = $2 where c = $1", &numbers(&[1, -2]));
+        assert_eq!(
+            batch.text,
+            "update a set b = cast(e'-2' as INT8) where c = cast(e'1' as INT8)"
+        );
+    }
+}
