@@ -35,7 +35,6 @@ mod chat_frames;
 mod chat_markers;
 mod content;
 mod embedding;
-mod encoded_requests;
 mod errors;
 mod file_names;
 mod lean_wire;

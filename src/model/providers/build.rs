@@ -38,7 +38,7 @@ pub(super) fn model(
         Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
             let has_plain_chat = plain_chat::is_for(&wire);
-            let wire = SingleParse::new(LeanWire::new(wire));
+            let wire = SingleParse(LeanWire::new(wire));
             let adapter = Adapter::new(protocol, model, wire, http, limits, key).with_caching(caching);
             Arc::new(adapter.with_plain_chat(has_plain_chat))
         }

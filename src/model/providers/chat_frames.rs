@@ -18,7 +18,6 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::encoded_requests::EncodedRequests;
 use super::lean_wire::LeanWire;
 
 /// The decoder of rig-core.
@@ -29,22 +28,9 @@ type ChatEvent<'id> = <ChatDecoder<'id> as Decoder<'id, Completion>>::Event;
 /// The `object` of a chunk of an answer.
 const CHUNK: &str = "chat.completion.chunk";
 
-/// The wire format, with frames that are parsed once, and requests that are encoded once.
+/// The wire format, with frames that are parsed once.
 #[derive(Clone)]
-pub(super) struct SingleParse {
-    wire: LeanWire<Chat>,
-    encoded: EncodedRequests,
-}
-
-impl SingleParse {
-    /// Creates it around a wire format.
-    pub(super) fn new(wire: LeanWire<Chat>) -> Self {
-        Self {
-            wire,
-            encoded: EncodedRequests::default(),
-        }
-    }
-}
+pub(super) struct SingleParse(pub(super) LeanWire<Chat>);
 
 impl Wire for SingleParse {
     type Op = Completion;
@@ -54,17 +40,16 @@ impl Wire for SingleParse {
     type Reassembler = <LeanWire<Chat> as Wire>::Reassembler;
 
     fn describe(&self) -> Descriptor<'_> {
-        self.wire.describe()
+        self.0.describe()
     }
 
     fn encode(&self, request: CompletionRequest, mode: Mode) -> Result<Encoded, EncodeError> {
-        self.encoded
-            .encode(request, mode, |request| self.wire.encode(request, mode))
+        self.0.encode(request, mode)
     }
 
     fn decoder<'id>(&self) -> Self::Decoder<'id> {
         ChunkDecoder {
-            chat: self.wire.decoder(),
+            chat: self.0.decoder(),
             id: None,
             model: None,
             text: OpenText::Unknown,
@@ -74,7 +59,7 @@ impl Wire for SingleParse {
     }
 
     fn reassembler(&self) -> Self::Reassembler {
-        self.wire.reassembler()
+        self.0.reassembler()
     }
 }
 
