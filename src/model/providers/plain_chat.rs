@@ -185,9 +185,17 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 mod tests {
+    use rig_core::operation::Completion;
     use rig_core::providers::openai::OpenAIConfig;
+    use rig_core::wire::Operation as _;
 
     use super::*;
+    use crate::domain::message::InvalidToolCall;
+    use crate::model::providers::chat_body::{EncodedTools, OmittedParts};
+    use crate::model::providers::separators::Separator;
+
+    /// The number of messages of the longest conversations that are compared.
+    const LONGEST: usize = 6;
 
     fn call(id: &str) -> ToolCall {
         ToolCall::new(id, "look", Map::new())
@@ -278,6 +286,152 @@ mod tests {
         let mut without_tools = asking(vec![hello(), Message::calling([call("a")]), found("a")]);
         without_tools.tools.clear();
         assert!(encode(&without_tools).is_none());
+    }
+
+    /// Returns the message of a model with a text and calls.
+    fn saying(text: &str, calls: impl IntoIterator<Item = ToolCall>) -> Message {
+        let mut message = Message::calling(calls);
+        message.content = text.into();
+        message
+    }
+
+    /// Returns the message with its text in a block.
+    fn in_block(mut message: Message) -> Message {
+        let block = json!({"type": "text", "text": message.content.text()});
+        message.content = Content::Blocks(vec![block]);
+        message
+    }
+
+    /// Returns messages of all kinds.
+    fn messages() -> Vec<Arc<Message>> {
+        let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}});
+        let mut with_args = call("b");
+        with_args.args.insert("q".to_owned(), json!("a \"b\"\n\u{7f}"));
+        with_args
+            .args
+            .insert("list".to_owned(), json!([1, -2.5, 1e300, null, true, {"ä": {}}]));
+        let mut reasoned = Message::ai("I know");
+        let reasoning = json!("I have thought");
+        reasoned
+            .additional_kwargs
+            .insert("reasoning_content".to_owned(), reasoning);
+        let mut native = Message::ai("native");
+        native.additional_kwargs.insert(native::KEY.to_owned(), json!({}));
+        let mut broken = Message::ai("broken");
+        if let Role::Ai { invalid_tool_calls, .. } = &mut broken.role {
+            invalid_tool_calls.push(InvalidToolCall {
+                name: Some("look".to_owned()),
+                args: Some("{".to_owned()),
+                id: Some("broken".to_owned()),
+                error: None,
+                kind: "invalid_tool_call".to_owned(),
+            });
+        }
+        let result = |id: &str, status, text: &str| Message::tool(&call(id), status, text);
+        let longest = "a".repeat(MAX_ID_BYTES);
+        let too_long = "b".repeat(MAX_ID_BYTES + 1);
+        let messages = vec![
+            Message::human("hello"),
+            Message::human(" hello \"again\"\r\n€\u{1f600}\u{2028} "),
+            Message::human(""),
+            Message::human("\u{a0}\n"),
+            in_block(Message::human("in a block")),
+            Message::human(Content::Blocks(vec![image.clone()])),
+            Message::new(Role::System, "be brief"),
+            Message::new(Role::Remove, ""),
+            Message::ai("hi"),
+            Message::ai(""),
+            Message::ai(" "),
+            in_block(Message::ai("in a block")),
+            reasoned,
+            native,
+            broken,
+            Message::calling([call("a")]),
+            saying("I look twice ", [call("a"), with_args.clone()]),
+            saying("\t", [call("a")]),
+            saying("I look", [with_args]),
+            Message::calling([call("a"), call("a")]),
+            Message::calling([call("")]),
+            Message::calling([call("a|b")]),
+            Message::calling([call("ä")]),
+            Message::calling([call(&longest)]),
+            Message::calling([call(&too_long)]),
+            found("a"),
+            result("a", ToolStatus::Error, "\tnot found"),
+            result("a", ToolStatus::Success, ""),
+            in_block(found("a")),
+            Message::tool(&call("a"), ToolStatus::Success, Content::Blocks(vec![image])),
+            found("b"),
+            result("b", ToolStatus::Error, " "),
+            found("unknown"),
+            found(&longest),
+            found(&too_long),
+        ];
+        messages.into_iter().map(Arc::new).collect()
+    }
+
+    /// Returns whether all messages are plain, so that a longer conversation may be plain, too.
+    fn is_plain(messages: &[Arc<Message>]) -> bool {
+        let mut reader = Reader::default();
+        messages.iter().all(|message| reader.read(message).is_some())
+    }
+
+    /// Returns the body of a request. rig-core gets one message in place of the encoded conversation, if there is one.
+    fn body_of(asked: &ModelRequest, conversation: Option<EncodedMessages>) -> Value {
+        let mut asked = asked.clone();
+        if conversation.is_some() {
+            asked.messages = vec![Arc::new(Message::human(request::STAND_IN))];
+        }
+        let wire = Chat::new(OpenAIConfig::new("key".to_owned()), "m-1");
+        let separator = Separator::new(Protocol::OpenAi, &asked.messages);
+        let built = request::build(&asked, Protocol::OpenAi, separator.as_ref()).expect("a request");
+        let built = Completion::prepare(built, &wire.describe()).expect("a request");
+        let mut sent = wire.encode(built, Mode::Streaming).expect("a request").request;
+        if let Some(separator) = &separator {
+            separator.remove(&mut sent);
+        }
+        let omitted = OmittedParts::of(&asked, &EncodedTools::default(), conversation).expect("parts");
+        assert!(omitted.set(&mut sent), "a body with messages");
+        let Body::Bytes(body) = sent.into_body() else {
+            panic!("bytes")
+        };
+        serde_json::from_slice(&body).expect("JSON")
+    }
+
+    /// Compares both ways to send a request, if its conversation is plain. Returns whether it is.
+    fn compare(request: &ModelRequest) -> bool {
+        let Some(conversation) = encode(request) else {
+            return false;
+        };
+        let sent = body_of(request, Some(conversation));
+        assert_eq!(sent, body_of(request, None), "{:?}", request.messages);
+        true
+    }
+
+    #[test]
+    fn plain_conversations_of_all_kinds_of_messages_are_sent_as_rig_core_sends_them() {
+        let messages = messages();
+        let mut conversations: Vec<Vec<Arc<Message>>> = vec![vec![]];
+        let mut with_tools = 0;
+        let mut without_tools = 0;
+        for _ in 0..LONGEST {
+            let longer = conversations.iter().flat_map(|conversation| {
+                let next = messages.iter().cloned();
+                next.map(move |message| conversation.iter().cloned().chain([message]).collect::<Vec<_>>())
+            });
+            conversations = longer.filter(|conversation| is_plain(conversation)).collect();
+            for conversation in &conversations {
+                let mut request = asking(vec![]);
+                request.messages.clone_from(conversation);
+                request.system = "be brief".into();
+                with_tools += usize::from(compare(&request));
+                request.system = "".into();
+                request.tools.clear();
+                without_tools += usize::from(compare(&request));
+            }
+        }
+        assert!(with_tools > 200, "{with_tools}");
+        assert!(without_tools > 20, "{without_tools}");
     }
 
     #[test]
