@@ -16,7 +16,7 @@ use rig_core::providers::openai::wire::Chat;
 use rig_core::wire::{Decoder, Descriptor, Encoded, Flow, Mode, Out, Wire, WireEvent, WireFrame};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::lean_wire::LeanWire;
 
@@ -55,6 +55,8 @@ impl Wire for SingleParse {
             text: OpenText::Unknown,
             last: None,
             call: None,
+            appended: None,
+            has_ended: false,
         }
     }
 
@@ -76,6 +78,10 @@ pub(super) struct ChunkDecoder<D> {
     /// The index of the call that the decoder of rig-core has opened last, unless something else than its arguments has
     /// followed.
     call: Option<usize>,
+    /// The index of the call of which the decoder of rig-core did not get all pieces, unless another one has followed.
+    appended: Option<usize>,
+    /// True if a chunk has stated why the answer has ended. Some providers send pieces after it.
+    has_ended: bool,
 }
 
 /// The text to which the decoder of rig-core appends, as far as it is known.
@@ -134,9 +140,14 @@ impl ArgumentsPiece {
     /// Appends the piece to the item that the decoder of rig-core assembles of the call.
     fn append_to(&self, item: &mut Value) {
         let arguments = item.get_mut("function").and_then(|call| call.get_mut("arguments"));
-        if let Some(Value::String(arguments)) = arguments {
-            arguments.push_str(&self.text);
+        let Some(Value::String(arguments)) = arguments else {
+            return;
+        };
+        // Some providers send the word for none until there are arguments.
+        if arguments.trim() == "null" && !self.text.trim().is_empty() {
+            arguments.clear();
         }
+        arguments.push_str(&self.text);
     }
 }
 
@@ -249,6 +260,23 @@ impl<D> ChunkDecoder<D> {
             }
         }
     }
+
+    /// Gives a call without an index and an id the index of the call that it continues, or a new one if that has all of its
+    /// arguments. The decoder of rig-core does not know, since it did not get all of their pieces.
+    fn place_call(&mut self, chunk: &mut Value, out: &mut Out<'_, Completion>) -> Result<(), ProviderError> {
+        let Some(open) = self.appended else {
+            return Ok(());
+        };
+        if let Some(call) = unplaced_call(chunk) {
+            let mut is_complete = false;
+            out.edit(open, |item| is_complete = has_whole_arguments(item))?;
+            let index = if is_complete { out.fresh_index() } else { open };
+            call.insert("index".to_owned(), json!(index));
+        }
+        let goes_on = |call: &Value| call.get("index") == Some(&json!(open));
+        self.appended = calls_in(chunk).all(goes_on).then_some(open);
+        Ok(())
+    }
 }
 
 /// Returns what a chunk states, unless it is known.
@@ -306,6 +334,7 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
                 };
                 out.fragment(Some(piece.call), fragment)?;
                 out.edit(piece.call, |item| piece.append_to(item))?;
+                self.appended = Some(piece.call);
                 Ok(Flow::More)
             }
             ReadFrame::Other(mut event) => {
@@ -313,7 +342,10 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
                 self.last = None;
                 self.call = None;
                 if let ChatEvent::Chunk(chunk) = &mut event {
-                    self.call = opened_call(chunk);
+                    self.place_call(chunk, &mut out)?;
+                    self.has_ended |= states_end(chunk);
+                    // After its end, a call is closed with the chunk that completes its arguments.
+                    self.call = opened_call(chunk).filter(|_| !self.has_ended);
                     name_cached_tokens(chunk);
                     let stated = |name: &str| chunk.get(name).and_then(Value::as_str);
                     self.learn(stated("id"), stated("model"));
@@ -421,16 +453,50 @@ struct FunctionPiece<'a> {
 fn opened_call(chunk: &Value) -> Option<usize> {
     let choice = only_item(chunk.get("choices")?)?;
     let is_first = choice.get("index").and_then(Value::as_u64).unwrap_or(0) == 0;
-    let has_ended = choice.get("finish_reason").is_some_and(Value::is_string);
     let call = only_item(choice.get("delta")?.get("tool_calls")?)?;
     let kind = call.get("type").and_then(Value::as_str);
     let is_function = kind.is_none_or(|kind| kind == "function");
     let function = call.get("function")?;
     let has_name = !function.get("name")?.as_str()?.is_empty();
-    // Some providers send the word for none until there are arguments.
-    let has_arguments = function.get("arguments")?.as_str()?.trim() != "null";
+    let has_text = function.get("arguments")?.is_string();
     let index = usize::try_from(call.get("index")?.as_u64()?).ok()?;
-    (is_first && !has_ended && is_function && has_name && has_arguments).then_some(index)
+    (is_first && is_function && has_name && has_text).then_some(index)
+}
+
+/// Returns whether a chunk states why the answer has ended.
+fn states_end(chunk: &Value) -> bool {
+    let choices = chunk.get("choices").and_then(Value::as_array);
+    let mut reasons = choices
+        .into_iter()
+        .flatten()
+        .filter_map(|choice| choice.get("finish_reason"));
+    reasons.any(Value::is_string)
+}
+
+/// Returns the calls of a chunk.
+fn calls_in(chunk: &Value) -> impl Iterator<Item = &Value> {
+    let calls = chunk.pointer("/choices/0/delta/tool_calls");
+    calls.and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Returns the first call of a chunk, if it has a name or arguments, but says neither by an index nor by an id which one it is.
+fn unplaced_call(chunk: &mut Value) -> Option<&mut Map<String, Value>> {
+    let calls = chunk.pointer_mut("/choices/0/delta/tool_calls")?;
+    let call = calls.as_array_mut()?.first_mut()?.as_object_mut()?;
+    let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+    let has_index = call.get("index").is_some_and(Value::is_u64);
+    let id = call.get("id");
+    let has_id = id.is_some_and(|id| id.is_number() || is_text(id) && id != "null");
+    let function = call.get("function")?;
+    let starts = function.get("name").is_some_and(is_text) || function.get("arguments").is_some_and(is_text);
+    (!has_index && !has_id && starts).then_some(call)
+}
+
+/// Returns whether the arguments of a call are an object, or nothing.
+fn has_whole_arguments(item: &Value) -> bool {
+    let arguments = item.get("function").and_then(|call| call.get("arguments"));
+    let arguments = arguments.and_then(Value::as_str).unwrap_or_default();
+    arguments.trim().is_empty() || serde_json::from_str::<Map<String, Value>>(arguments).is_ok()
 }
 
 /// Returns the item of a list that has one.
@@ -506,6 +572,8 @@ mod tests {
             text: OpenText::Unknown,
             last: None,
             call: None,
+            appended: None,
+            has_ended: false,
         }
     }
 
@@ -617,6 +685,12 @@ mod tests {
         let item = &mut chunk["choices"][0]["delta"]["tool_calls"][0];
         read.append_to(item);
         assert_eq!(item["function"]["arguments"], r#"{"q": "a"}"#);
+        item["function"]["arguments"] = json!("null");
+        read.append_to(item);
+        assert_eq!(
+            item["function"]["arguments"], r#""a"}"#,
+            "it takes the place of the word for none"
+        );
         let others = [
             piece.replace(r#""index":1"#, r#""index":2"#),
             piece.replace(r#""index":1,"#, ""),
@@ -645,13 +719,44 @@ mod tests {
             ("/choices/0/delta/tool_calls/0/type", json!("custom")),
             ("/choices/0/delta/tool_calls/0/function/name", json!("")),
             ("/choices/0/delta/tool_calls/0/function/arguments", json!({})),
-            ("/choices/0/delta/tool_calls/0/function/arguments", json!("null")),
+            ("/choices/0/delta/tool_calls/0/function/arguments", json!(null)),
         ];
         for (place, value) in others {
             let mut other = chunk.clone();
             *other.pointer_mut(place).expect("a value") = value;
             assert_eq!(opened_call(&other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_call_without_an_index_and_an_id_has_no_place() {
+        let chunk = |call: &Value| json!({"choices": [{"delta": {"tool_calls": [call]}}]});
+        let piece = json!({"id": null, "function": {"arguments": "{"}});
+        assert!(unplaced_call(&mut chunk(&piece)).is_some());
+        assert!(unplaced_call(&mut chunk(&json!({"id": "", "function": {"name": "a"}}))).is_some());
+        let others = [
+            json!({"index": 0, "function": {"arguments": "{"}}),
+            json!({"id": "call_1", "function": {"arguments": "{"}}),
+            json!({"id": 1, "function": {"arguments": "{"}}),
+            json!({"function": {"arguments": ""}}),
+            json!({}),
+        ];
+        for other in others {
+            assert!(unplaced_call(&mut chunk(&other)).is_none(), "{other}");
+        }
+        for (arguments, expected) in [("", true), ("{}", true), ("{", false), ("[]", false)] {
+            let item = json!({"function": {"arguments": arguments}});
+            assert_eq!(has_whole_arguments(&item), expected, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_states_the_end_with_a_reason() {
+        for (reason, expected) in [(json!("tool_calls"), true), (json!(null), false)] {
+            let chunk = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]});
+            assert_eq!(states_end(&chunk), expected);
+        }
+        assert!(!states_end(&json!({"choices": []})));
     }
 
     #[test]
