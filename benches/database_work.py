@@ -3,7 +3,7 @@
 
 Usage: database_work.py --server PROGRAM [--runs 300] [--steps 10] [--idle 120] [--servers 1] [--write FILE]
 
-Starts a Postgres of its own, which logs each statement, and servers on it. First nothing happens for `--idle` seconds, whose statements
+Starts a Postgres of its own, which logs each message with statements, and servers on it. First nothing happens for `--idle` seconds, whose messages
 are also subtracted from those of the runs. Then there are `--runs` runs of one answer of a scripted model, each on a new thread, as
 many with `--steps` calls of a built-in tool before it, and as many with calls of a tool behind HTTP; the differences are those of the steps.
 As many have a breakpoint that is never met, so that their input is stored in a transaction of its own.
@@ -61,7 +61,7 @@ tools = ["lookup", "record"]
 
 
 class Database:
-    """A Postgres that logs the statements of its sessions, with the names of their programs."""
+    """A Postgres that logs the messages of its sessions, with the names of their programs."""
 
     def __init__(self, folder, programs):
         self.programs = programs
@@ -72,16 +72,16 @@ class Database:
     def ask(self, sql):
         return psql(self.programs, self.part.port, sql)
 
-    def statements(self):
-        """Returns the statements of the servers so far, and how many of them are commits."""
-        statements = commits = 0
+    def messages(self):
+        """Returns the messages of the servers so far, and how many of them end with a commit."""
+        messages = commits = 0
         with open(self.part.log, errors="replace") as log:
             for line in log:
                 kind, _, text = line.removeprefix(LINE).partition(": ")
                 if line.startswith(LINE) and (kind == "statement" or kind.startswith("execute ")):
-                    statements += 1
-                    commits += text.strip().rstrip(";").lower() == "commit"
-        return statements, commits
+                    messages += 1
+                    commits += text.strip().rstrip(";").lower().endswith("commit")
+        return messages, commits
 
     def count(self):
         """Returns what has been done so far."""
@@ -91,8 +91,8 @@ class Database:
             "select sum(pg_total_relation_size(oid)) from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'"
         )
         log = self.ask("select pg_current_wal_lsn() - '0/0'")
-        statements, commits = self.statements()
-        return {"rows": float(rows), "space": float(space), "log": float(log), "statements": statements, "commits": commits}
+        messages, commits = self.messages()
+        return {"rows": float(rows), "space": float(space), "log": float(log), "messages": messages, "commits": commits}
 
     def logs_nothing(self):
         # The option of the command line precedes any file, but not the role.
@@ -177,15 +177,15 @@ def processor_time(database, served, runs, work):
 
 
 def report(of_run, of_step, of_effect, of_input, of_idle):
-    kinds = [("rows", 1, ""), ("space", 1000, " kB"), ("log", 1000, " kB"), ("statements", 1, ""), ("commits", 1, "")]
+    kinds = [("rows", 1, ""), ("space", 1000, " kB"), ("log", 1000, " kB"), ("messages", 1, ""), ("commits", 1, "")]
     kinds += [("server_cpu", 0.001, " ms"), ("database_cpu", 0.001, " ms")]
     print("| What | For each run, with its thread | For each step | With a tool behind HTTP |\n|---|---|---|---|")
     for name, unit, word in kinds:
         print(f"| {name} | " + " | ".join(f"{done[name] / unit:.2f}{word}" for done in (of_run, of_step, of_effect)) + " |")
     print(
-        f"\na run whose input has a transaction of its own: {of_input['statements']:.2f} statements more, "
+        f"\na run whose input has a transaction of its own: {of_input['messages']:.2f} messages more, "
         f"{of_input['commits']:.2f} commits more\n"
-        f"without any work: {of_idle['statements']:.2f} statements a second, "
+        f"without any work: {of_idle['messages']:.2f} messages a second, "
         f"{of_idle['commits']:.2f} commits, {of_idle['log'] / 1000:.2f} kB of the write-ahead log"
     )
 
@@ -215,7 +215,7 @@ async def main():
             served = parts[1]
             of_idle = await idle(database, given.idle)
             if given.servers > 1:
-                print(f"{of_idle['statements']:.2f} statements and {of_idle['commits']:.2f} commits a second of {given.servers} servers")
+                print(f"{of_idle['messages']:.2f} messages and {of_idle['commits']:.2f} commits a second of {given.servers} servers")
                 return
             works = {"run": (0, "lookup"), "step": (given.steps, "lookup"), "effect": (given.steps, "record")}
             # The first runs fill caches.

@@ -3,6 +3,7 @@
 mod assistants;
 mod audit;
 mod background;
+mod batches;
 mod blobs;
 mod checkpoints;
 mod copies;

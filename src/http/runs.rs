@@ -4,7 +4,6 @@ use axum::Json;
 use axum::extract::FromRequestParts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
 
 use super::body_guard::hold_until_sent;
 use super::client::ClientId;

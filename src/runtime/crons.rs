@@ -262,7 +262,7 @@ impl Crons {
                 let mut cron = check_cron(tx, new_cron, thread.as_ref(), &context, id).await?;
                 cron.due_at = cron.next_after(now);
                 db::crons::insert(tx, &cron).await?;
-                Ok(cron)
+                Ok::<_, CronError>(cron)
             })
         });
         let created = write.await?;
