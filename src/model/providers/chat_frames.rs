@@ -344,7 +344,7 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
                 if let ChatEvent::Chunk(chunk) = &mut event {
                     self.place_call(chunk, &mut out)?;
                     self.has_ended |= states_end(chunk);
-                    // After its end, a call is closed with the chunk that completes its arguments.
+                    // After the end of an answer, a chunk that completes the arguments of a call closes it.
                     self.call = opened_call(chunk).filter(|_| !self.has_ended);
                     name_cached_tokens(chunk);
                     let stated = |name: &str| chunk.get(name).and_then(Value::as_str);
