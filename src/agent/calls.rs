@@ -115,7 +115,7 @@ impl Loop<'_> {
 
     fn start_call<'a>(&'a self, job: PreparedCall, state: &Arc<State>) -> BoxFuture<'a, (usize, CallResult)> {
         let state = Arc::clone(state);
-        async move { (job.at, CallResult::Returned(self.make_in_span(job, &state).await)) }.boxed()
+        Box::pin(async move { (job.at, CallResult::Returned(self.make_in_span(job, &state).await)) })
     }
 
     /// Prepares a call: answers it at once, asks about it, or returns it to be run.
@@ -160,9 +160,10 @@ impl Loop<'_> {
         }
         let call = self.apply_approvals(machine, pending, at, call, remembered)?;
         let answers = machine.answers_to(&InterruptSource::Call(call.id.clone()));
+        let task = machine.call_task(at);
         let scope = Scope {
-            task: Some(machine.call_task(at)),
-            files: self.scope.files.of_call(machine.call_task(at), &self.scope.agent),
+            task: Some(task),
+            files: self.scope.files.of_call(task, &self.scope.agent),
             delegations: machine.delegations(at).into(),
             ..self.scope.answered(answers)
         };
@@ -256,7 +257,7 @@ impl Loop<'_> {
         begin.sort_unstable();
         let calls: Vec<(usize, String)> = begin
             .into_iter()
-            .filter_map(|at| Some((at, machine.call(at)?.id)))
+            .filter_map(|at| Some((at, machine.call_id(at)?.to_owned())))
             .collect();
         if !calls.is_empty() {
             pending.push(PendingWrite::Fact(Fact::Calling {
@@ -289,7 +290,7 @@ impl Loop<'_> {
     pub(super) async fn make(&self, job: PreparedCall, state: &State) -> Result<CallOutcome, Halt> {
         let scope = &job.scope;
         let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
-            async move { self.call_tool(scope, state, &call).await }.boxed()
+            Box::pin(async move { self.call_tool(scope, state, &call).await })
         };
         let tool = self.agent.tool(&job.call.name);
         let repeats = tool
@@ -458,7 +459,7 @@ impl Loop<'_> {
             if !delegations.is_empty() {
                 let calls: Vec<usize> = delegations.iter().map(|(at, _)| *at).collect();
                 let delegations = std::mem::take(&mut delegations);
-                let admitted = self.delegate_all(machine, pending, delegations).boxed();
+                let admitted = Box::pin(self.delegate_all(machine, pending, delegations));
                 let started = beside(&mut running, &mut ready, admitted).await?;
                 running.extend(started);
                 for at in calls {
@@ -543,15 +544,16 @@ impl Loop<'_> {
     /// Publishes the answer of one of several calls. The answer that completes the step is published by the step's
     /// checkpoint. That of a call that is no longer in the conversation is not published.
     fn publish_answer(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize, last: bool) {
-        let Some(CallStatus::Answered(answer)) = machine.call_status(at).cloned() else {
+        let Some(CallStatus::Answered(answer)) = machine.call_status(at) else {
             return;
         };
         let Some(head) = machine.head else {
             return;
         };
-        if answer.is_logged || machine.call(at).is_none() || last && machine.all_answered() {
+        if answer.is_logged || machine.call_id(at).is_none() || last && machine.all_answered() {
             return;
         }
+        let answer = answer.clone();
         pending.push(PendingWrite::Fact(Fact::Answered {
             head,
             carried_from: machine.position.carried_from,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use futures::future::{BoxFuture, FutureExt};
+use futures::future::BoxFuture;
 use serde_json::Map;
 use tokio_util::sync::CancellationToken;
 
@@ -245,7 +245,7 @@ impl Loop<'_> {
         }
         for (at, id) in machine.child_runs() {
             // The work of one whose call is gone is not handed in.
-            if driven.contains(&at) || machine.call(at).is_none() {
+            if driven.contains(&at) || machine.call_id(at).is_none() {
                 continue;
             }
             let Some(child) = self.journal.child_record(id).await? else {
@@ -269,7 +269,7 @@ impl Loop<'_> {
         machine: &'a Machine,
         input: Option<&'a Update>,
     ) -> BoxFuture<'a, Result<(), ExitReason>> {
-        async move {
+        Box::pin(async move {
             // Nothing is handed in of one that has failed.
             if machine.head.is_none() || machine.position.failure.is_some() {
                 return Ok(());
@@ -283,8 +283,7 @@ impl Loop<'_> {
             };
             below.scope.files.restore(changed.keys());
             below.claim_changed_files(machine, &[]).await
-        }
-        .boxed()
+        })
     }
 
     /// Returns the loop of a child run.
@@ -344,7 +343,7 @@ impl Loop<'_> {
         at: usize,
         child: RunId,
     ) -> BoxFuture<'_, (usize, RunId, Result<(), ExitReason>)> {
-        async move { (at, child, self.journal.child_cancelled(child).await) }.boxed()
+        Box::pin(async move { (at, child, self.journal.child_cancelled(child).await) })
     }
 
     fn run_child<'a>(
@@ -355,13 +354,12 @@ impl Loop<'_> {
         place: ChildPlace,
         child: Child,
     ) -> BoxFuture<'a, (usize, CallResult)> {
-        async move {
+        Box::pin(async move {
             let span = self.begin_delegation(&call, place.lineage.namespace.last().copied());
             let driven = self.drive_child(&call, &subagent, &place, child).await;
             self.end_delegation(span, &driven);
             (at, CallResult::Child(driven))
-        }
-        .boxed()
+        })
     }
 
     /// Cancels the child run of the call at `at`, which is no longer in the conversation.
@@ -384,12 +382,11 @@ impl Loop<'_> {
             let waiting = child.machine.parked_children();
             waiting.iter().for_each(|_| budget.child_goes_on());
         }
-        async move {
+        Box::pin(async move {
             let call = abandoned_call(&place.lineage);
             let ended = self.drive_child(&call, &subagent, &place, child).await;
             (at, CallResult::Child(ended))
-        }
-        .boxed()
+        })
     }
 
     /// Ends the child run of the call at `at`, which nothing can continue, with this failure. Its caller goes on.
@@ -401,7 +398,7 @@ impl Loop<'_> {
         child: Child,
         failure: Failure,
     ) -> BoxFuture<'a, (usize, CallResult)> {
-        async move {
+        Box::pin(async move {
             let span = self.begin_delegation(&call, lineage.namespace.last().copied());
             let failed = store_failure(child, failure).await.map(|(failure, then)| {
                 let output = ToolOutput::error(&call, failure_text(lineage.agent(), &failure));
@@ -409,8 +406,7 @@ impl Loop<'_> {
             });
             self.end_delegation(span, &failed);
             (at, CallResult::Child(failed))
-        }
-        .boxed()
+        })
     }
 
     /// Drives a child run until it ends or waits.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
-use futures::future::{BoxFuture, FutureExt};
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::answer::AnswerStream;
@@ -123,6 +123,10 @@ impl Loop<'_> {
         let Some(own) = self.agent.model_loop() else {
             return Ok(());
         };
+        if !own.toolbox.has_sources() {
+            let is_stopped = self.scope.stop.is_cancelled() || self.leave.is_cancelled();
+            return if is_stopped { Err(Halt::Stopped) } else { Ok(()) };
+        }
         let ready = self.scope.stop.run_until_cancelled(own.toolbox.ready());
         // On shutdown the next process waits for them.
         let ready = self.leave.run_until_cancelled(ready);
@@ -301,7 +305,7 @@ impl Loop<'_> {
         let broken_answers = Mutex::default();
         let broken = &broken_answers;
         let ask = |request: ModelRequest| -> BoxFuture<'_, Result<ModelAnswer, Halt>> {
-            self.ask_models(own, request, step, broken).boxed()
+            Box::pin(self.ask_models(own, request, step, broken))
         };
         let next = NextModel {
             rest: &own.stack,

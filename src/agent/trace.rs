@@ -123,7 +123,10 @@ impl Loop<'_> {
 
     /// Records the span of a delegation that a limit refused.
     pub(super) fn record_refused_delegation(&self, machine: &Machine, at: usize) {
-        let Some(call) = machine.call(at).filter(|_| self.scope.trace.is_recorded()) else {
+        if !self.scope.trace.is_recorded() {
+            return;
+        }
+        let Some(call) = machine.call(at) else {
             return;
         };
         let span = self.begin_call(&call, machine.call_task(at));

@@ -126,8 +126,10 @@ pub fn check(value: &Value) -> Result<(), LimitExceeded> {
 /// The limit that the value exceeds.
 pub fn check_to(value: &Value, most: usize) -> Result<(), LimitExceeded> {
     let mut values = 0_usize;
-    let mut open = vec![(value, 0_usize)];
-    while let Some((value, depth)) = open.pop() {
+    // Most values have no others in them, and need no list.
+    let mut open = Vec::new();
+    let mut next = Some((value, 0_usize));
+    while let Some((value, depth)) = next {
         values += 1;
         match value {
             Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
@@ -148,6 +150,7 @@ pub fn check_to(value: &Value, most: usize) -> Result<(), LimitExceeded> {
         if values > MAX_VALUES || open.len() > MAX_VALUES {
             return Err(LimitExceeded::Values);
         }
+        next = open.pop();
     }
     Ok(())
 }
@@ -193,8 +196,9 @@ pub fn admit(value: &mut Value) -> Result<(), LimitExceeded> {
 
 fn admit_to(value: &mut Value, most: usize) -> Result<(), LimitExceeded> {
     let mut values = 0_usize;
-    let mut open = vec![(value, 0_usize)];
-    while let Some((value, depth)) = open.pop() {
+    let mut open = Vec::new();
+    let mut next = Some((value, 0_usize));
+    while let Some((value, depth)) = next {
         values += 1;
         let is_container = value.is_array() || value.is_object();
         if is_container && depth + 1 > most {
@@ -218,6 +222,7 @@ fn admit_to(value: &mut Value, most: usize) -> Result<(), LimitExceeded> {
         if values > MAX_VALUES || open.len() > MAX_VALUES {
             return Err(LimitExceeded::Values);
         }
+        next = open.pop();
     }
     Ok(())
 }

@@ -567,19 +567,29 @@ impl Machine {
 
     /// Returns the call at `at` as it runs: the model's, or the reviewer's edit.
     pub fn call(&self, at: usize) -> Option<ToolCall> {
-        let Phase::Tools { calls } = &self.position.phase else {
-            return None;
-        };
-        let call = calls.get(at)?;
-        if let Some(edited) = &call.edited {
-            return Some(ToolCall::new(call.id.clone(), edited.name.clone(), edited.args.clone()));
+        let call = self.call_of_step(at)?;
+        match &call.edited {
+            Some(edited) => Some(ToolCall::new(call.id.clone(), edited.name.clone(), edited.args.clone())),
+            None => self.call_of_model(&call.id).cloned(),
         }
-        self.state
-            .last_ai()?
-            .tool_calls()
-            .iter()
-            .find(|c| c.id == call.id)
-            .cloned()
+    }
+
+    /// Returns the id of the call at `at`; none if there is no such [call](Self::call).
+    pub fn call_id(&self, at: usize) -> Option<&str> {
+        let call = self.call_of_step(at)?;
+        let is_known = call.edited.is_some() || self.call_of_model(&call.id).is_some();
+        is_known.then_some(call.id.as_str())
+    }
+
+    fn call_of_step(&self, at: usize) -> Option<&Call> {
+        match &self.position.phase {
+            Phase::Tools { calls } => calls.get(at),
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => None,
+        }
+    }
+
+    fn call_of_model(&self, id: &str) -> Option<&ToolCall> {
+        self.state.last_ai()?.tool_calls().iter().find(|call| call.id == id)
     }
 
     /// Returns the calls of the current step without a result, each with its index in the step, if a client has sent one of
@@ -611,10 +621,7 @@ impl Machine {
 
     /// Returns the status of the call at `at`.
     pub fn call_status(&self, at: usize) -> Option<&CallStatus> {
-        match &self.position.phase {
-            Phase::Tools { calls } => calls.get(at).map(|call| &call.status),
-            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => None,
-        }
+        self.call_of_step(at).map(|call| &call.status)
     }
 
     /// Returns the task of the call at `at`.

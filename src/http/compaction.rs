@@ -76,7 +76,7 @@ pub(super) async fn compact(
     let started = runs::start(&api, checked, key).await?;
     let headers = runs::location_headers(&started.run, Some("join"));
     let times = WaitTimes::of(&api.settings);
-    let result = compaction_result(api, started.run);
+    let result = Box::pin(compaction_result(api, started.run));
     let response = wait::respond_when_done(result, times, CancelOnDisconnect::default()).await;
     Ok(permit.hold(runs::mark_if_replayed(
         (headers, response).into_response(),

@@ -379,12 +379,13 @@ impl RequestChecks {
         // The limit is enforced where bodies are read.
         DefaultBodyLimit::disable().apply(&mut request);
         request.extensions_mut().insert(Arc::clone(&self.mcp));
-        let handling = async {
+        // Boxed, since each function that takes a future has room for it several times, and the whole is copied.
+        let handling = Box::pin(async {
             match AssertUnwindSafe(next.run(request)).catch_unwind().await {
                 Ok(response) => response,
                 Err(panic) => panicked(panic),
             }
-        };
+        });
         let handling = audit::wait_for_entries(&self.audit, caller.as_deref(), handling);
         deadline::limit(self.deadline, is_safe, handling).await
     }
@@ -409,7 +410,8 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
             let access = caller.as_deref().map(RowAccess::of_caller);
             let handler_checks = Arc::clone(&checks);
             let handle = move |request| handler_checks.handle(request, next);
-            let response = in_access(access, checks.bodies.admit(request, handle)).await;
+            let handling = Box::pin(checks.bodies.admit(request, handle));
+            let response = in_access(access, handling).await;
             let response = naming(caller.as_ref(), response);
             authentication::end_with_key(&checks.auth, caller, response)
         }

@@ -60,8 +60,9 @@ pub(super) async fn record(State(recorder): State<Arc<RequestRecorder>>, mut req
         // A handler may do its work in another task.
         request.extensions_mut().insert(context);
     }
-    let handling = called_by(context, measure(&recorder.metrics, request, next)).instrument(line);
-    let mut response = handling.await;
+    // Boxed, since the layers around it have room for it several times, and the whole is copied.
+    let handling = Box::pin(measure(&recorder.metrics, request, next));
+    let mut response = called_by(context, handling).instrument(line).await;
     response.headers_mut().insert(REQUEST_ID, id.clone());
     if span.is_none() && !recorder.access_log {
         return response;

@@ -79,7 +79,8 @@ pub(super) async fn wait(
     client: ClientId,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_and_wait(api, RunScope::Thread(path.thread_id), client, body, key).await
+    // Boxed, since the layers around a handler copy its future.
+    Box::pin(start_and_wait(api, RunScope::Thread(path.thread_id), client, body, key)).await
 }
 
 /// Creates a run and streams its events.
@@ -217,11 +218,8 @@ pub(super) async fn start_and_wait(
     let headers = location_headers(&run, Some("join"));
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let times = WaitTimes::of(&api.settings);
-    let response = (
-        headers,
-        wait::respond_when_done(wait::run_result(api, run), times, guard).await,
-    )
-        .into_response();
+    let result = Box::pin(wait::run_result(api, run));
+    let response = (headers, wait::respond_when_done(result, times, guard).await).into_response();
     Ok(permit.hold(mark_if_replayed(response, is_replay)))
 }
 
@@ -431,7 +429,7 @@ pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, Api
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = location_headers(&run, Some("join"));
     let times = WaitTimes::of(&api.settings);
-    let response = wait::respond_when_done(wait::join_run(api, run), times, guard).await;
+    let response = wait::respond_when_done(Box::pin(wait::join_run(api, run)), times, guard).await;
     let response = (headers, response).into_response();
     Ok(permit.hold(hold_until_sent(response, follower)))
 }
@@ -536,17 +534,12 @@ pub(super) async fn cancel(
     };
     let headers = location_headers(&run, Some("join"));
     let times = WaitTimes::of(&api.settings);
-    let end = async move {
+    let end = Box::pin(async move {
         wait::wait_for_end(&api, &run).await?;
-        Ok(serde_json::json!({}))
-    };
-    Ok(permit.hold(
-        (
-            headers,
-            wait::respond_when_done(end, times, CancelOnDisconnect::default()).await,
-        )
-            .into_response(),
-    ))
+        Ok::<_, ApiError>(serde_json::json!({}))
+    });
+    let response = wait::respond_when_done(end, times, CancelOnDisconnect::default()).await;
+    Ok(permit.hold((headers, response).into_response()))
 }
 
 /// The action of a cancel request.

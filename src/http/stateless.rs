@@ -51,7 +51,8 @@ pub(super) async fn wait(
     client: ClientId,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_and_wait(api, RunScope::Stateless, client, body, key).await
+    // Boxed, since the layers around a handler copy its future.
+    Box::pin(start_and_wait(api, RunScope::Stateless, client, body, key)).await
 }
 
 /// Creates a run on a new thread and streams its events.

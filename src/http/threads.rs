@@ -45,10 +45,9 @@ pub(super) async fn create(
     let new_thread = body.into_new_thread(api.ownership())?;
     api.check_new(Action::ThreadsCreate, &new_thread.metadata)?;
     api.check_room()?;
-    match (
-        api.threads.create_thread(new_thread, key, created_response).await,
-        if_exists,
-    ) {
+    // Boxed, since the layers around a handler copy its future.
+    let created = Box::pin(api.threads.create_thread(new_thread, key, created_response)).await;
+    match (created, if_exists) {
         (Ok(once), _) => idempotency::respond(once, |new| idempotency::response(created_response(&new))),
         (Err(CreateThreadError::Exists(id)), IfExists::DoNothing)
             if api.may(Action::ThreadsRead, ResourceRef::Thread(id)).await? =>

@@ -57,11 +57,10 @@ impl WaitTimes {
 
 /// Responds with the JSON of `result`, and with a newline in each interval until then.
 pub(super) async fn respond_when_done<T: Serialize + Send + 'static>(
-    result: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    mut result: BoxFuture<'static, Result<T, ApiError>>,
     times: WaitTimes,
     mut guard: CancelOnDisconnect,
 ) -> Response {
-    let mut result: BoxFuture<'static, Result<T, ApiError>> = Box::pin(result);
     let body = match tokio::time::timeout(times.quick, &mut result).await {
         Ok(done) => {
             guard.disarm();
@@ -388,7 +387,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(12)).await;
             Ok(json!({"done": true}))
         };
-        let response = respond_when_done(slow, TIMES, CancelOnDisconnect::default()).await;
+        let response = respond_when_done(Box::pin(slow), TIMES, CancelOnDisconnect::default()).await;
         let body = to_bytes(response.into_body(), 1000)
             .await
             .expect("the body is in memory");
@@ -402,7 +401,7 @@ mod tests {
                 tokio::time::sleep(wait).await;
                 Ok(json!({"done": true}))
             };
-            let response = respond_when_done(soon, TIMES, CancelOnDisconnect::default()).await;
+            let response = respond_when_done(Box::pin(soon), TIMES, CancelOnDisconnect::default()).await;
             assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
             let (_, body) = response.into_parts();
             assert_eq!(body.size_hint().exact().is_some(), is_whole);

@@ -276,29 +276,27 @@ impl AgentMetrics {
     /// Counts the model call or the tokens of a piece of an answer.
     pub fn record_delta(&self, origin: &Origin, delta: &Delta) {
         let outcome = match &delta.chunk {
-            Chunk::End { usage, .. } => {
-                self.count_tokens(origin, &delta.answer, usage.as_ref());
-                "success"
-            }
+            Chunk::End { .. } => "success",
             Chunk::Void => "error",
             Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } => return,
         };
         let agent = self.agent_label(&origin.agent);
         let model = self.model_label(&delta.answer);
+        if let Chunk::End { usage, .. } = &delta.chunk {
+            self.count_tokens(&agent, &model, usage.as_ref());
+        }
         self.models
             .get_or_create(&ModelCallLabels { agent, model, outcome })
             .inc();
     }
 
-    fn count_tokens(&self, origin: &Origin, answer: &AnswerHead, usage: Option<&Value>) {
+    fn count_tokens(&self, agent: &str, model: &str, usage: Option<&Value>) {
         for (direction, field) in [("input", "input_tokens"), ("output", "output_tokens")] {
             let tokens = usage.and_then(|usage| usage[field].as_u64()).unwrap_or(0);
-            let agent = self.agent_label(&origin.agent);
-            let model = self.model_label(answer);
             self.tokens
                 .get_or_create(&TokenLabels {
-                    agent,
-                    model,
+                    agent: agent.to_owned(),
+                    model: model.to_owned(),
                     direction,
                 })
                 .inc_by(tokens);

@@ -41,6 +41,7 @@ mod lean_wire;
 mod listing;
 mod markers;
 mod native;
+mod plain_chat;
 mod reply;
 mod request;
 pub mod scripted;

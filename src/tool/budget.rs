@@ -273,20 +273,23 @@ impl Budget {
         let remaining = |of_tree: bool, limits: &Limits, meter: &Meter| {
             let limit = limits.wall_s?;
             let seconds = (limit - meter.with_before(&meter.counts(), now).seconds).max(0.0);
+            Some((Duration::try_from_secs_f64(seconds).ok()?, limit, of_tree))
+        };
+        let own = [
+            remaining(false, &self.limits, &self.meter),
+            remaining(true, &self.tree.limits, &self.tree.meter),
+        ];
+        let own = own.into_iter().flatten().min_by_key(|(time, ..)| *time);
+        let own = own.map(|(time, limit, of_tree)| {
             let exceeded = LimitReached {
                 limit: "wall_s",
                 value: limit.to_string(),
                 of_tree,
             };
-            Some((Duration::try_from_secs_f64(seconds).ok()?, exceeded))
-        };
+            (time, exceeded)
+        });
         let together = self.pool().and_then(|pool| pool.time_left(now));
-        let all = [
-            remaining(false, &self.limits, &self.meter),
-            remaining(true, &self.tree.limits, &self.tree.meter),
-            together,
-        ];
-        all.into_iter().flatten().min_by_key(|(time, _)| *time)
+        own.into_iter().chain(together).min_by_key(|(time, _)| *time)
     }
 
     /// Runs `work` within the remaining time.

@@ -268,11 +268,14 @@ impl Toolbox {
         }
     }
 
+    /// Returns whether some of its tools come and go.
+    pub fn has_sources(&self) -> bool {
+        !self.sources.is_empty()
+    }
+
     /// Waits until the tools of all sources are known, for a limited time.
     pub async fn ready(&self) {
-        if !self.sources.is_empty() {
-            join_all(self.sources.iter().map(|source| source.ready())).await;
-        }
+        join_all(self.sources.iter().map(|source| source.ready())).await;
     }
 
     /// Returns why runs fail: the tools of a source that is required are not known, and looking for them has failed.

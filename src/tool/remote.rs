@@ -8,6 +8,7 @@
 //!
 //! Module `answer` reads the responses. [`server`] learns the tools of a service that describes them itself.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -301,7 +302,7 @@ impl RemoteTool {
         self.client
             .post(self.url.clone())
             .headers(self.headers.clone())
-            .header(IDEMPOTENCY_KEY, header_value(&call.id))
+            .header(IDEMPOTENCY_KEY, &*header_value(&call.id))
             .header(TASK_ID, scope.task.map(|task| task.to_string()).unwrap_or_default())
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, ACCEPTED)
@@ -403,16 +404,18 @@ struct CallBody<'a> {
 }
 
 /// Encodes a call id as a header value; bytes that a header cannot hold become `%xx`.
-fn header_value(id: &str) -> String {
-    id.bytes()
-        .map(|byte| {
-            if byte.is_ascii_graphic() {
-                char::from(byte).to_string()
-            } else {
-                format!("%{byte:02X}")
-            }
-        })
-        .collect()
+fn header_value(id: &str) -> Cow<'_, str> {
+    if id.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return id.into();
+    }
+    let encoded = id.bytes().map(|byte| {
+        if byte.is_ascii_graphic() {
+            char::from(byte).to_string()
+        } else {
+            format!("%{byte:02X}")
+        }
+    });
+    encoded.collect()
 }
 
 /// Parses the address of a service, below which its resources are.

@@ -143,12 +143,15 @@ impl Middleware for Subagents {
 
     /// Adds advice to the error about a wrong name or argument, which the schema check cannot give.
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
-        if self.is_refusing && call.name == TASK {
+        if call.name != TASK {
+            return next.call(call).await;
+        }
+        if self.is_refusing {
             return Ok(CallOutcome::Answer(ToolOutput::error(&call, REFUSAL)));
         }
         match self.task.refusal(&call) {
-            Some(text) if call.name == TASK => Ok(CallOutcome::Answer(ToolOutput::error(&call, text))),
-            Some(_) | None => next.call(call).await,
+            Some(text) => Ok(CallOutcome::Answer(ToolOutput::error(&call, text))),
+            None => next.call(call).await,
         }
     }
 }

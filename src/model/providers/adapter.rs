@@ -21,7 +21,7 @@ use super::chat_body::{EncodedTools, OmittedParts};
 use super::file_names::FileNames;
 use super::separators::Separator;
 use super::transport::{AdjustedTransport, CallIds};
-use super::{Protocol, caching, content, errors, reply, request};
+use super::{Protocol, caching, content, errors, plain_chat, reply, request};
 use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::SilenceTimer;
@@ -40,6 +40,8 @@ pub(super) struct Adapter<W> {
     key: Option<SecretString>,
     caching: Caching,
     tools: EncodedTools,
+    /// True if conversations are encoded by [`plain_chat`] where it can.
+    has_plain_chat: bool,
 }
 
 impl<W> Adapter<W> {
@@ -62,12 +64,18 @@ impl<W> Adapter<W> {
             key,
             caching: Caching::default(),
             tools: EncodedTools::default(),
+            has_plain_chat: false,
         }
     }
 
     /// Returns the model with what its requests say to the cache of the provider.
     pub(super) fn with_caching(self, caching: Caching) -> Self {
         Self { caching, ..self }
+    }
+
+    /// Returns the model with conversations that are encoded by [`plain_chat`] where it can, if `has_plain_chat`.
+    pub(super) fn with_plain_chat(self, has_plain_chat: bool) -> Self {
+        Self { has_plain_chat, ..self }
     }
 }
 
@@ -103,11 +111,18 @@ where
             CacheHint::Markers => request.system.blocks(),
             CacheHint::Nothing | CacheHint::Key | CacheHint::KeyInHeader => vec![],
         };
+        let messages = match self.has_plain_chat {
+            true => plain_chat::encode(&request),
+            false => None,
+        };
+        if messages.is_some() {
+            request.messages = vec![Arc::new(Message::human(request::STAND_IN))];
+        }
         let separator = Separator::new(self.kind, &request.messages);
         let built = request::build(&request, self.kind, separator.as_ref())
             .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
         let omitted = match self.kind {
-            Protocol::OpenAi | Protocol::Ollama => Some(OmittedParts::of(&request, &self.tools)?),
+            Protocol::OpenAi | Protocol::Ollama => Some(OmittedParts::of(&request, &self.tools, messages)?),
             Protocol::OpenAiResponses | Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => None,
         };
         let ids = CallIds::default();

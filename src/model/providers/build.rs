@@ -14,7 +14,7 @@ use super::caching::{CacheHint, Caching};
 use super::chat_frames::SingleParse;
 use super::lean_wire::LeanWire;
 use super::scripted::Scripted;
-use super::{Protocol, ProviderConfig};
+use super::{Protocol, ProviderConfig, plain_chat};
 use crate::model::Model;
 use crate::model::limits::AnswerLimits;
 
@@ -37,8 +37,10 @@ pub(super) fn model(
     match protocol {
         Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
+            let has_plain_chat = plain_chat::is_for(&wire);
             let wire = SingleParse(LeanWire::new(wire));
-            Arc::new(Adapter::new(protocol, model, wire, http, limits, key).with_caching(caching))
+            let adapter = Adapter::new(protocol, model, wire, http, limits, key).with_caching(caching);
+            Arc::new(adapter.with_plain_chat(has_plain_chat))
         }
         Protocol::OpenAiResponses => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).responses(model).wire;

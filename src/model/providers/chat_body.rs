@@ -1,8 +1,9 @@
-//! The instructions and the tools in chat completions, of OpenAI and of Ollama.
+//! The instructions, the tools and plain conversations in chat completions, of OpenAI and of Ollama.
 //!
 //! Instructions and tools are the largest part of most requests, and the tools are the same in all requests of an
 //! agent. rig-core would convert and copy them several times for each request. So it gets short ones in their place, and
-//! the encoded request gets the real ones: the tools as they were encoded for an earlier request.
+//! the encoded request gets the real ones: the tools as they were encoded for an earlier request. The same holds for a
+//! conversation that was encoded without rig-core, see [`super::plain_chat`].
 //!
 //! rig-core sends a system message as a list with one block of text. OpenAI takes both forms, but some servers of other
 //! makers apply templates to the messages that take a text alone. So all messages of the system are sent as texts.
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
+use super::plain_chat::EncodedMessages;
 use super::request;
 use crate::model::{ModelError, ModelRequest, ToolSpec};
 
@@ -32,18 +34,25 @@ pub(super) struct OmittedParts {
     instructions: Option<Arc<str>>,
     /// The encoded list of the tools, unless there are none.
     tools: Option<Arc<RawValue>>,
+    /// The encoded conversation, if rig-core got another one.
+    conversation: Option<EncodedMessages>,
 }
 
 impl OmittedParts {
-    /// Returns the parts of a request.
+    /// Returns the parts of a request; its `conversation`, if rig-core gets another one.
     ///
     /// # Errors
     /// When the name of a tool cannot be sent.
-    pub(super) fn of(request: &ModelRequest, known: &EncodedTools) -> Result<Self, ModelError> {
+    pub(super) fn of(
+        request: &ModelRequest,
+        known: &EncodedTools,
+        conversation: Option<EncodedMessages>,
+    ) -> Result<Self, ModelError> {
         let has_tools = !request.tools.is_empty();
         Ok(Self {
             instructions: (!request.system.is_blank()).then(|| request.system.text().into()),
             tools: has_tools.then(|| known.of(&request.tools)).transpose()?,
+            conversation,
         })
     }
 
@@ -62,38 +71,51 @@ impl OmittedParts {
 
     /// Returns the whole body; none if it is no request with messages. Only messages of the system are parsed.
     fn complete(&self, body: &[u8]) -> Option<Vec<u8>> {
-        let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
-        let messages = fields.get("messages").copied()?;
-        let messages: Vec<&RawValue> = serde_json::from_str(messages.get()).ok()?;
-        let mut messages: Vec<SentMessage<'_>> = messages.into_iter().map(SentMessage::of).collect();
-        if let (Some(instructions), Some(first)) = (&self.instructions, messages.first_mut()) {
-            let instructions: &str = instructions;
-            *first = SentMessage::system(instructions.into());
-        }
+        let mut fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
+        let messages = self.messages(fields.remove("messages")?)?;
+        let others = fields.remove("tools");
+        let tools = self.tools.as_deref().or(others);
         let instructions = self.instructions.as_ref().map_or(0, |text| text.len());
+        let conversation = self.conversation.iter().flat_map(|messages| messages.iter());
+        let conversation: usize = conversation.map(|message| message.get().len() + 1).sum();
         // Most texts have few characters that need an escape.
-        let mut size = body.len() + instructions + instructions / 16;
-        let mut sent: BTreeMap<String, SentField<'_>> = fields
-            .into_iter()
-            .map(|(name, value)| (name, SentField::Value(value)))
-            .collect();
-        sent.insert("messages".to_owned(), SentField::Messages(messages));
-        if let Some(tools) = &self.tools {
-            size += tools.get().len();
-            sent.insert("tools".to_owned(), SentField::Value(tools));
-        }
-        let mut whole = Vec::with_capacity(size);
+        let size = body.len() + instructions + instructions / 16 + conversation;
+        let mut whole = Vec::with_capacity(size + tools.map_or(0, |tools| tools.get().len()));
+        let sent = SentBody {
+            messages,
+            tools,
+            fields,
+        };
         serde_json::to_writer(&mut whole, &sent).ok()?;
         Some(whole)
     }
+
+    /// Returns the messages to send; none if those of rig-core are no messages.
+    fn messages<'a>(&'a self, encoded: &'a RawValue) -> Option<Vec<SentMessage<'a>>> {
+        let instructions = self.instructions.as_deref();
+        let instructions = instructions.map(|text| SentMessage::system(text.into()));
+        if let Some(conversation) = &self.conversation {
+            let conversation = conversation.iter().map(|message| SentMessage::Encoded(message));
+            return Some(instructions.into_iter().chain(conversation).collect());
+        }
+        let messages: Vec<&RawValue> = serde_json::from_str(encoded.get()).ok()?;
+        let mut messages: Vec<SentMessage<'_>> = messages.into_iter().map(SentMessage::of).collect();
+        if let (Some(instructions), Some(first)) = (instructions, messages.first_mut()) {
+            *first = instructions;
+        }
+        Some(messages)
+    }
 }
 
-/// A field of a request.
+/// A request.
 #[derive(Serialize)]
-#[serde(untagged)]
-enum SentField<'a> {
-    Value(&'a RawValue),
-    Messages(Vec<SentMessage<'a>>),
+struct SentBody<'a> {
+    messages: Vec<SentMessage<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<&'a RawValue>,
+    /// The other fields.
+    #[serde(flatten)]
+    fields: BTreeMap<String, &'a RawValue>,
 }
 
 /// A message of a request.
@@ -235,7 +257,7 @@ mod tests {
     }
 
     fn sent(request: &ModelRequest, known: &EncodedTools, body: &Value) -> Value {
-        let omitted = OmittedParts::of(request, known).expect("parts");
+        let omitted = OmittedParts::of(request, known, None).expect("parts");
         let whole = omitted.complete(body.to_string().as_bytes()).expect("a body");
         serde_json::from_slice(&whole).expect("JSON")
     }
@@ -264,6 +286,27 @@ mod tests {
         });
         for _ in 0..2 {
             assert_eq!(sent(&request, &known, &body), expected);
+        }
+    }
+
+    #[test]
+    fn an_encoded_conversation_takes_the_place_of_the_other_one() {
+        let user = json!({"role": "user", "content": "a \"b\"\n"});
+        let conversation: EncodedMessages = [to_raw_value(&user).expect("JSON")].into();
+        let instructed = json!({"role": "system", "content": [{"type": "text", "text": STAND_IN}]});
+        let stand_in = json!({"role": "user", "content": STAND_IN});
+        for (system, others) in [("be brief", vec![instructed]), ("", vec![])] {
+            let messages: Vec<Value> = others.into_iter().chain([stand_in.clone()]).collect();
+            let body = json!({"model": "m", "messages": messages}).to_string();
+            let conversation = Some(Arc::clone(&conversation));
+            let omitted = OmittedParts::of(&asking(system, &[]), &EncodedTools::default(), conversation);
+            let whole = omitted.expect("parts").complete(body.as_bytes()).expect("a body");
+            let whole: Value = serde_json::from_slice(&whole).expect("JSON");
+            let mut expected = vec![user.clone()];
+            if !system.is_empty() {
+                expected.insert(0, json!({"role": "system", "content": system}));
+            }
+            assert_eq!(whole, json!({"model": "m", "messages": expected}));
         }
     }
 

@@ -3,20 +3,20 @@
 //! An answer has a frame for each token. The decoder of rig-core parses each frame four times before it decodes it (it
 //! looks for an error, for a key that occurs twice, and for the kind of the frame), and copies most of it then. That was
 //! half of the instructions that a streamed token took. [`ChunkDecoder`] parses a frame once: a piece of text is appended to
-//! the text that the decoder of rig-core has open, and all other frames are left to that decoder. A frame that differs from
-//! the last one in its text alone, as most do, is not even parsed.
+//! the text that the decoder of rig-core has open, a piece of arguments to the call that it has open, and all other frames are
+//! left to that decoder. A frame that differs from the last one in its text alone, as most do, is not even parsed.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use rig_core::completion::CompletionRequest;
 use rig_core::error::{EncodeError, ProviderError};
-use rig_core::operation::Completion;
+use rig_core::operation::{CallFragment, Completion};
 use rig_core::providers::openai::wire::Chat;
 use rig_core::wire::{Decoder, Descriptor, Encoded, Flow, Mode, Out, Wire, WireEvent, WireFrame};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::lean_wire::LeanWire;
 
@@ -54,6 +54,9 @@ impl Wire for SingleParse {
             model: None,
             text: OpenText::Unknown,
             last: None,
+            call: None,
+            appended: None,
+            has_ended: false,
         }
     }
 
@@ -72,6 +75,13 @@ pub(super) struct ChunkDecoder<D> {
     text: OpenText,
     /// The last frame with a piece of text, if its text has no escapes.
     last: Option<TextFrame>,
+    /// The index of the call that the decoder of rig-core has opened last, unless something else than its arguments has
+    /// followed.
+    call: Option<usize>,
+    /// The index of the call of which the decoder of rig-core did not get all pieces, unless another one has followed.
+    appended: Option<usize>,
+    /// True if a chunk has stated why the answer has ended. Some providers send pieces after it.
+    has_ended: bool,
 }
 
 /// The text to which the decoder of rig-core appends, as far as it is known.
@@ -104,6 +114,8 @@ impl OpenText {
 pub(super) enum ReadFrame<E> {
     /// A chunk with a piece of text and nothing else.
     Text(TextPiece),
+    /// A chunk with a piece of the arguments of the open call and nothing else.
+    Arguments(ArgumentsPiece),
     /// Any other frame, for the decoder of rig-core.
     Other(E),
 }
@@ -115,6 +127,28 @@ pub(super) struct TextPiece {
     id: Option<String>,
     /// The model, if the last chunk stated another one.
     model: Option<String>,
+}
+
+/// A piece of the arguments of a call.
+pub(super) struct ArgumentsPiece {
+    /// The index of the call.
+    call: usize,
+    text: String,
+}
+
+impl ArgumentsPiece {
+    /// Appends the piece to the item that the decoder of rig-core assembles of the call.
+    fn append_to(&self, item: &mut Value) {
+        let arguments = item.get_mut("function").and_then(|call| call.get_mut("arguments"));
+        let Some(Value::String(arguments)) = arguments else {
+            return;
+        };
+        // Some providers send the word for none until there are arguments.
+        if arguments.trim() == "null" && !self.text.trim().is_empty() {
+            arguments.clear();
+        }
+        arguments.push_str(&self.text);
+    }
 }
 
 /// The text of a piece.
@@ -150,46 +184,46 @@ impl TextPiece {
             PieceText::Unescaped(text) => text,
         }
     }
-
-    /// Returns the chunk, as far as the decoder of rig-core reads it.
-    fn to_chunk(&self) -> Value {
-        let mut chunk = json!({"choices": [{"delta": {"content": self.text()}}]});
-        for (name, stated) in [("id", &self.id), ("model", &self.model)] {
-            if let Some(stated) = stated {
-                chunk[name] = json!(stated);
-            }
-        }
-        chunk
-    }
 }
 
 impl<D> ChunkDecoder<D> {
-    /// Reads a chunk with a piece of text, if it has nothing else that the decoder of rig-core reads.
+    /// Reads a chunk with a piece of text, or of the arguments of the open call, if it has nothing else that the decoder of
+    /// rig-core reads.
     ///
     /// # Errors
     /// Returns any other frame.
-    fn read_text(&self, frame: String) -> Result<TextPiece, String> {
+    fn read_piece<E>(&self, frame: String) -> Result<ReadFrame<E>, String> {
         if let Some(text) = self.last.as_ref().and_then(|last| last.find_text(&frame)) {
-            return Ok(TextPiece {
+            return Ok(ReadFrame::Text(TextPiece {
                 text: PieceText::InFrame(TextFrame { frame, text }),
                 id: None,
                 model: None,
-            });
+            }));
         }
-        let chunk = serde_json::from_str::<TextChunk<'_>>(&frame).ok();
-        let is_text = |chunk: &TextChunk<'_>| chunk.object.is_none_or(|object| object == CHUNK);
-        let Some(TextChunk {
+        let chunk = serde_json::from_str::<PieceChunk<'_>>(&frame).ok();
+        let is_piece = |chunk: &PieceChunk<'_>| chunk.object.is_none_or(|object| object == CHUNK);
+        let Some(PieceChunk {
             id,
             model,
-            choices: [TextChoice { index: 0, delta, .. }],
+            choices: [PieceChoice { index: 0, delta, .. }],
             ..
-        }) = chunk.filter(is_text)
+        }) = chunk.filter(is_piece)
         else {
             return Err(frame);
         };
         let id = news(id, self.id.as_deref());
         let model = news(model, self.model.as_deref());
-        let text = match delta.content {
+        let content = match (delta.content, delta.tool_calls) {
+            (Some(ChunkText(content)), None) => content,
+            (None, Some([call])) if id.is_none() && model.is_none() && self.call == Some(call.index) => {
+                return Ok(ReadFrame::Arguments(ArgumentsPiece {
+                    call: call.index,
+                    text: call.function.arguments.into_owned(),
+                }));
+            }
+            (_, _) => return Err(frame),
+        };
+        let text = match content {
             Cow::Borrowed(text) => {
                 let start = text.as_ptr().addr() - frame.as_ptr().addr();
                 let text = start..start + text.len();
@@ -197,17 +231,51 @@ impl<D> ChunkDecoder<D> {
             }
             Cow::Owned(text) => PieceText::Unescaped(text),
         };
-        Ok(TextPiece { text, id, model })
+        Ok(ReadFrame::Text(TextPiece { text, id, model }))
     }
 
     /// Remembers what a chunk states about the answer.
     fn learn(&mut self, id: Option<&str>, model: Option<&str>) {
-        if let Some(id) = id {
-            self.id = Some(id.to_owned());
+        if let Some(id) = news(id, self.id.as_deref()) {
+            self.id = Some(id);
         }
-        if let Some(model) = model {
-            self.model = Some(model.to_owned());
+        if let Some(model) = news(model, self.model.as_deref()) {
+            self.model = Some(model);
         }
+    }
+
+    /// Returns a chunk with a piece of text, as far as the decoder of rig-core reads it.
+    fn chunk_of(&self, text: &str) -> Value {
+        json!({"id": self.id, "model": self.model, "choices": [{"delta": {"content": text}}]})
+    }
+
+    /// Lets a chunk state what is known about the answer, since the decoder of rig-core does not get all chunks.
+    fn complete(&self, chunk: &mut Value) {
+        let Some(fields) = chunk.as_object_mut() else {
+            return;
+        };
+        for (name, known) in [("id", &self.id), ("model", &self.model)] {
+            if let Some(known) = known.as_ref().filter(|_| !fields.contains_key(name)) {
+                fields.insert(name.to_owned(), json!(known));
+            }
+        }
+    }
+
+    /// Gives a call without an index and an id the index of the call that it continues, or a new one if that has all of its
+    /// arguments. The decoder of rig-core does not know, since it did not get all of their pieces.
+    fn place_call(&mut self, chunk: &mut Value, out: &mut Out<'_, Completion>) -> Result<(), ProviderError> {
+        let Some(open) = self.appended else {
+            return Ok(());
+        };
+        if let Some(call) = unplaced_call(chunk) {
+            let mut is_complete = false;
+            out.edit(open, |item| is_complete = has_whole_arguments(item))?;
+            let index = if is_complete { out.fresh_index() } else { open };
+            call.insert("index".to_owned(), json!(index));
+        }
+        let goes_on = |call: &Value| call.get("index") == Some(&json!(open));
+        self.appended = calls_in(chunk).all(goes_on).then_some(open);
+        Ok(())
     }
 }
 
@@ -224,8 +292,8 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
             WireFrame::Text(frame) => frame,
             WireFrame::Bytes(_) => return self.chat.classify(frame).map(ReadFrame::Other),
         };
-        let frame = match self.read_text(frame) {
-            Ok(piece) => return WireEvent::Known(ReadFrame::Text(piece)),
+        let frame = match self.read_piece(frame) {
+            Ok(piece) => return WireEvent::Known(piece),
             Err(frame) => frame,
         };
         match read_chunk(&frame) {
@@ -237,15 +305,20 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
     fn decode(&mut self, event: Self::Event, mut out: Out<'id, Completion>) -> Result<Flow, ProviderError> {
         match event {
             ReadFrame::Text(piece) => {
+                self.call = None;
                 let index = self.text.index(&mut out);
-                let flow = match index.filter(|_| piece.id.is_none() && piece.model.is_none()) {
-                    Some(index) => out.push(index, piece.text()).map(|()| Flow::More),
-                    None => {
+                let has_news = piece.id.is_some() || piece.model.is_some();
+                self.learn(piece.id.as_deref(), piece.model.as_deref());
+                let flow = match index {
+                    Some(index) if !has_news => out.push(index, piece.text()).map(|()| Flow::More),
+                    // Most answers begin like this. It opens no text.
+                    None if piece.text().is_empty() => Ok(Flow::More),
+                    Some(_) | None => {
                         if index.is_none() {
                             self.text = OpenText::After(out.fresh_index());
                         }
-                        self.learn(piece.id.as_deref(), piece.model.as_deref());
-                        self.chat.decode(ChatEvent::Chunk(piece.to_chunk()), out)
+                        let chunk = self.chunk_of(piece.text());
+                        self.chat.decode(ChatEvent::Chunk(chunk), out)
                     }
                 };
                 self.last = match piece.text {
@@ -254,13 +327,29 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
                 };
                 flow
             }
+            ReadFrame::Arguments(piece) => {
+                let fragment = CallFragment {
+                    arguments: Some(&piece.text),
+                    ..CallFragment::default()
+                };
+                out.fragment(Some(piece.call), fragment)?;
+                out.edit(piece.call, |item| piece.append_to(item))?;
+                self.appended = Some(piece.call);
+                Ok(Flow::More)
+            }
             ReadFrame::Other(mut event) => {
                 self.text = OpenText::Unknown;
                 self.last = None;
+                self.call = None;
                 if let ChatEvent::Chunk(chunk) = &mut event {
+                    self.place_call(chunk, &mut out)?;
+                    self.has_ended |= states_end(chunk);
+                    // After the end of an answer, a chunk that completes the arguments of a call closes it.
+                    self.call = opened_call(chunk).filter(|_| !self.has_ended);
                     name_cached_tokens(chunk);
                     let stated = |name: &str| chunk.get(name).and_then(Value::as_str);
                     self.learn(stated("id"), stated("model"));
+                    self.complete(chunk);
                 }
                 self.chat.decode(event, out)
             }
@@ -272,11 +361,12 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
     }
 }
 
-/// A chunk of an answer with a piece of text. It has no other keys than these, and those whose type is `()` are null.
+/// A chunk of an answer with a piece of text or of arguments. It has no other keys than these, and those whose type is `()`
+/// are null.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "the other fields only say what a chunk may have")]
-struct TextChunk<'a> {
+struct PieceChunk<'a> {
     #[serde(borrow)]
     id: Option<&'a str>,
     #[serde(borrow)]
@@ -284,7 +374,7 @@ struct TextChunk<'a> {
     #[serde(borrow)]
     model: Option<&'a str>,
     #[serde(borrow)]
-    choices: [TextChoice<'a>; 1],
+    choices: [PieceChoice<'a>; 1],
     #[serde(default)]
     usage: (),
     #[serde(default)]
@@ -302,11 +392,11 @@ struct TextChunk<'a> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "the other fields only say what a choice may have")]
-struct TextChoice<'a> {
+struct PieceChoice<'a> {
     #[serde(default)]
     index: u64,
     #[serde(borrow)]
-    delta: TextDelta<'a>,
+    delta: PieceDelta<'a>,
     #[serde(default)]
     finish_reason: (),
     #[serde(default)]
@@ -322,9 +412,11 @@ struct TextChoice<'a> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "the other fields only say what a delta may have")]
-struct TextDelta<'a> {
+struct PieceDelta<'a> {
     #[serde(borrow)]
-    content: Cow<'a, str>,
+    content: Option<ChunkText<'a>>,
+    #[serde(borrow)]
+    tool_calls: Option<[CallPiece<'a>; 1]>,
     #[serde(default)]
     role: IgnoredAny,
     #[serde(default)]
@@ -334,9 +426,85 @@ struct TextDelta<'a> {
     #[serde(default)]
     reasoning: (),
     #[serde(default)]
-    tool_calls: (),
-    #[serde(default)]
     function_call: (),
+}
+
+/// A text of a chunk. It is borrowed if it has no escapes, which serde does not do in an option of a [`Cow`].
+#[derive(Deserialize)]
+struct ChunkText<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// A call of a chunk with a piece of its arguments alone.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CallPiece<'a> {
+    index: usize,
+    #[serde(borrow)]
+    function: FunctionPiece<'a>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FunctionPiece<'a> {
+    #[serde(borrow)]
+    arguments: Cow<'a, str>,
+}
+
+/// Returns the index of the call that a chunk opens, if further pieces of its arguments are appended to those in the chunk.
+fn opened_call(chunk: &Value) -> Option<usize> {
+    let choice = only_item(chunk.get("choices")?)?;
+    let is_first = choice.get("index").and_then(Value::as_u64).unwrap_or(0) == 0;
+    let call = only_item(choice.get("delta")?.get("tool_calls")?)?;
+    let kind = call.get("type").and_then(Value::as_str);
+    let is_function = kind.is_none_or(|kind| kind == "function");
+    let function = call.get("function")?;
+    let has_name = !function.get("name")?.as_str()?.is_empty();
+    let has_text = function.get("arguments")?.is_string();
+    let index = usize::try_from(call.get("index")?.as_u64()?).ok()?;
+    (is_first && is_function && has_name && has_text).then_some(index)
+}
+
+/// Returns whether a chunk states why the answer has ended.
+fn states_end(chunk: &Value) -> bool {
+    let choices = chunk.get("choices").and_then(Value::as_array);
+    let mut reasons = choices
+        .into_iter()
+        .flatten()
+        .filter_map(|choice| choice.get("finish_reason"));
+    reasons.any(Value::is_string)
+}
+
+/// Returns the calls of a chunk.
+fn calls_in(chunk: &Value) -> impl Iterator<Item = &Value> {
+    let calls = chunk.pointer("/choices/0/delta/tool_calls");
+    calls.and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Returns the first call of a chunk, if it has a name or arguments, but says neither by an index nor by an id which one it is.
+fn unplaced_call(chunk: &mut Value) -> Option<&mut Map<String, Value>> {
+    let calls = chunk.pointer_mut("/choices/0/delta/tool_calls")?;
+    let call = calls.as_array_mut()?.first_mut()?.as_object_mut()?;
+    let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+    let has_index = call.get("index").is_some_and(Value::is_u64);
+    let id = call.get("id");
+    let has_id = id.is_some_and(|id| id.is_number() || is_text(id) && id != "null");
+    let function = call.get("function")?;
+    let starts = function.get("name").is_some_and(is_text) || function.get("arguments").is_some_and(is_text);
+    (!has_index && !has_id && starts).then_some(call)
+}
+
+/// Returns whether the arguments of a call are an object, or nothing.
+fn has_whole_arguments(item: &Value) -> bool {
+    let arguments = item.get("function").and_then(|call| call.get("arguments"));
+    let arguments = arguments.and_then(Value::as_str).unwrap_or_default();
+    arguments.trim().is_empty() || serde_json::from_str::<Map<String, Value>>(arguments).is_ok()
+}
+
+/// Returns the item of a list that has one.
+fn only_item(list: &Value) -> Option<&Value> {
+    match list.as_array()?.as_slice() {
+        [item] => Some(item),
+        _ => None,
+    }
 }
 
 /// Returns a frame that says that it is a chunk of an answer, if it can be nothing else: it has no error, and the keys
@@ -351,19 +519,18 @@ fn read_chunk(frame: &str) -> Option<Value> {
     (is_chunk && chunk.get("choices").is_some()).then_some(chunk)
 }
 
-/// The names by which providers count the tokens that were read from a cache, beside `cached_tokens` of the details.
-const READ: &[&str] = &[
-    "/cache_read_input_tokens",
-    "/cached_tokens",
-    "/num_cached_tokens",
-    "/prompt_cache_hit_tokens",
+/// The object in the usage of a chunk that has the counts of cached tokens.
+const DETAILS: &str = "prompt_tokens_details";
+/// The places at which providers count the tokens that were read from a cache, beside `cached_tokens` of the details.
+const READ: &[&[&str]] = &[
+    &["cache_read_input_tokens"],
+    &["cached_tokens"],
+    &["num_cached_tokens"],
+    &["prompt_cache_hit_tokens"],
 ];
-/// The names by which providers count the tokens that were written to a cache, beside `cache_write_tokens` of the
+/// The places at which providers count the tokens that were written to a cache, beside `cache_write_tokens` of the
 /// details.
-const WRITTEN: &[&str] = &[
-    "/cache_creation_input_tokens",
-    "/prompt_tokens_details/cache_creation_tokens",
-];
+const WRITTEN: &[&[&str]] = &[&["cache_creation_input_tokens"], &[DETAILS, "cache_creation_tokens"]];
 
 /// Gives the counts of cached tokens in the usage of a chunk the names that the decoder of rig-core knows.
 fn name_cached_tokens(chunk: &mut Value) {
@@ -371,20 +538,22 @@ fn name_cached_tokens(chunk: &mut Value) {
         return;
     };
     for (known, others) in [("cached_tokens", READ), ("cache_write_tokens", WRITTEN)] {
-        let count = |pointer: &str| usage.pointer(pointer).and_then(Value::as_u64);
-        let other = others.iter().filter_map(|pointer| count(pointer)).max();
+        let other = others.iter().filter_map(|place| count_at(usage, place)).max();
         let other = other.filter(|count| *count > 0);
-        let stated = usage["prompt_tokens_details"][known]
-            .as_u64()
-            .filter(|count| *count > 0);
-        let Some(other) = other.filter(|_| stated.is_none()) else {
+        let Some(other) = other.filter(|_| count_at(usage, &[DETAILS, known]).is_none_or(|count| count == 0)) else {
             continue;
         };
-        if !usage["prompt_tokens_details"].is_object() {
-            usage["prompt_tokens_details"] = json!({});
+        if !usage[DETAILS].is_object() {
+            usage[DETAILS] = json!({});
         }
-        usage["prompt_tokens_details"][known] = other.into();
+        usage[DETAILS][known] = other.into();
     }
+}
+
+/// Returns the count at a place of the usage.
+fn count_at(usage: &Value, place: &[&str]) -> Option<u64> {
+    let count = place.iter().try_fold(usage, |value, name| value.get(*name))?;
+    count.as_u64()
 }
 
 #[cfg(test)]
@@ -402,6 +571,17 @@ mod tests {
             model: Some(model.to_owned()),
             text: OpenText::Unknown,
             last: None,
+            call: None,
+            appended: None,
+            has_ended: false,
+        }
+    }
+
+    /// Returns the piece of text in a frame.
+    fn read_text(decoder: &ChunkDecoder<()>, frame: &str) -> Result<TextPiece, String> {
+        match decoder.read_piece::<()>(frame.to_owned())? {
+            ReadFrame::Text(piece) => Ok(piece),
+            ReadFrame::Arguments(_) | ReadFrame::Other(()) => panic!("{frame} is no piece of text"),
         }
     }
 
@@ -423,7 +603,7 @@ mod tests {
         ];
         for frame in frames {
             for (id, model, news) in [("c", "m", None), ("d", "n", Some(["c", "m"]))] {
-                let piece = decoder(id, model).read_text(frame.clone()).expect("a piece of text");
+                let piece = read_text(&decoder(id, model), &frame).expect("a piece of text");
                 assert_eq!(piece.text(), r#"a "b""#, "{frame}");
                 assert_eq!(piece.id.as_deref(), news.map(|[id, _]| id), "{frame}");
                 assert_eq!(piece.model.as_deref(), news.map(|[_, model]| model), "{frame}");
@@ -434,7 +614,7 @@ mod tests {
     #[test]
     fn a_chunk_with_anything_beside_its_text_is_no_piece_of_text() {
         let text = r#"{"id":"c","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
-        assert!(decoder("c", "m").read_text(text.to_owned()).is_ok());
+        assert!(read_text(&decoder("c", "m"), text).is_ok());
         let others = [
             text.replace("null", r#""stop""#),
             text.replace(r#""index":0"#, r#""index":1"#),
@@ -453,9 +633,7 @@ mod tests {
             "[DONE]".to_owned(),
         ];
         for frame in others {
-            let read = decoder("c", "m")
-                .read_text(frame.clone())
-                .map(|piece| piece.text().to_owned());
+            let read = read_text(&decoder("c", "m"), &frame).map(|piece| piece.text().to_owned());
             assert_eq!(read, Err(frame));
         }
     }
@@ -463,7 +641,7 @@ mod tests {
     #[test]
     fn a_frame_with_another_text_alone_is_found_without_its_escapes() {
         let frame = |text: &str| format!(r#"{{"choices":[{{"delta":{{"content":"{text}"}},"finish_reason":null}}]}}"#);
-        let piece = decoder("c", "m").read_text(frame("a b")).expect("a piece of text");
+        let piece = read_text(&decoder("c", "m"), &frame("a b")).expect("a piece of text");
         let PieceText::InFrame(last) = piece.text else {
             panic!("the text has no escapes")
         };
@@ -478,6 +656,107 @@ mod tests {
         for other in [frame("c").replace("null", "1"), frame("c") + " ", String::new()] {
             assert_eq!(last.find_text(&other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_chunk_states_what_is_known_about_the_answer() {
+        let decoder = decoder("c", "m");
+        let mut chunk = json!({"model": "n", "choices": []});
+        decoder.complete(&mut chunk);
+        assert_eq!(chunk, json!({"id": "c", "model": "n", "choices": []}));
+    }
+
+    #[test]
+    fn a_chunk_with_arguments_of_the_open_call_alone_is_a_piece() {
+        let frame = |call: &str| format!(r#"{{"id":"c","choices":[{{"index":0,"delta":{{"tool_calls":[{call}]}}}}]}}"#);
+        let opening = frame(
+            r#"{"index":1,"id":"call_1","type":"function","function":{"name":"look_up","arguments":"{\"q\": "}}"#,
+        );
+        let mut chunk: Value = serde_json::from_str(&opening).expect("JSON");
+        assert_eq!(opened_call(&chunk), Some(1));
+        let open = ChunkDecoder {
+            call: Some(1),
+            ..decoder("c", "m")
+        };
+        let piece = frame(r#"{"index":1,"function":{"arguments":"\"a\"}"}}"#);
+        let Ok(ReadFrame::Arguments(read)) = open.read_piece::<()>(piece.clone()) else {
+            panic!("{piece} is a piece of arguments")
+        };
+        let item = &mut chunk["choices"][0]["delta"]["tool_calls"][0];
+        read.append_to(item);
+        assert_eq!(item["function"]["arguments"], r#"{"q": "a"}"#);
+        item["function"]["arguments"] = json!("null");
+        read.append_to(item);
+        assert_eq!(
+            item["function"]["arguments"], r#""a"}"#,
+            "it takes the place of the word for none"
+        );
+        let others = [
+            piece.replace(r#""index":1"#, r#""index":2"#),
+            piece.replace(r#""index":1,"#, ""),
+            piece.replace(r#""index":1"#, r#""index":1,"id":"call_2""#),
+            piece.replace(r#""function":{"#, r#""function":{"name":"x","#),
+            piece.replace(r#""delta":{"#, r#""delta":{"content":"a","#),
+            piece.replace(r#""id":"c""#, r#""id":"d""#),
+            piece.replace("]}}]", r#"]},"finish_reason":"tool_calls"}]"#),
+        ];
+        for other in others {
+            assert!(open.read_piece::<()>(other.clone()).is_err(), "{other}");
+        }
+        assert!(decoder("c", "m").read_piece::<()>(piece).is_err(), "no call is open");
+    }
+
+    #[test]
+    fn a_chunk_opens_a_call_if_its_arguments_are_a_text_that_grows() {
+        let chunk = json!({"choices": [{"index": 0, "delta": {"tool_calls": [
+            {"index": 0, "type": "function", "function": {"name": "a", "arguments": ""}},
+        ]}}]});
+        assert_eq!(opened_call(&chunk), Some(0));
+        let others = [
+            ("/choices/0/index", json!(1)),
+            ("/choices/0/delta/tool_calls", json!([])),
+            ("/choices/0/delta/tool_calls/0/index", json!(null)),
+            ("/choices/0/delta/tool_calls/0/type", json!("custom")),
+            ("/choices/0/delta/tool_calls/0/function/name", json!("")),
+            ("/choices/0/delta/tool_calls/0/function/arguments", json!({})),
+            ("/choices/0/delta/tool_calls/0/function/arguments", json!(null)),
+        ];
+        for (place, value) in others {
+            let mut other = chunk.clone();
+            *other.pointer_mut(place).expect("a value") = value;
+            assert_eq!(opened_call(&other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_call_without_an_index_and_an_id_has_no_place() {
+        let chunk = |call: &Value| json!({"choices": [{"delta": {"tool_calls": [call]}}]});
+        let piece = json!({"id": null, "function": {"arguments": "{"}});
+        assert!(unplaced_call(&mut chunk(&piece)).is_some());
+        assert!(unplaced_call(&mut chunk(&json!({"id": "", "function": {"name": "a"}}))).is_some());
+        let others = [
+            json!({"index": 0, "function": {"arguments": "{"}}),
+            json!({"id": "call_1", "function": {"arguments": "{"}}),
+            json!({"id": 1, "function": {"arguments": "{"}}),
+            json!({"function": {"arguments": ""}}),
+            json!({}),
+        ];
+        for other in others {
+            assert!(unplaced_call(&mut chunk(&other)).is_none(), "{other}");
+        }
+        for (arguments, expected) in [("", true), ("{}", true), ("{", false), ("[]", false)] {
+            let item = json!({"function": {"arguments": arguments}});
+            assert_eq!(has_whole_arguments(&item), expected, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_states_the_end_with_a_reason() {
+        for (reason, expected) in [(json!("tool_calls"), true), (json!(null), false)] {
+            let chunk = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]});
+            assert_eq!(states_end(&chunk), expected);
+        }
+        assert!(!states_end(&json!({"choices": []})));
     }
 
     #[test]

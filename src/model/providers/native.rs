@@ -6,7 +6,7 @@
 //! since users may edit calls before they approve them.
 
 use rig_core::completion::CompletionResponse;
-use rig_core::message::{AssistantContent, AssistantMessage, ToolFunction, ToolName};
+use rig_core::message::{AssistantContent, AssistantMessage, Native, ToolFunction, ToolName};
 use serde_json::{Value, json};
 
 use super::Protocol;
@@ -59,15 +59,17 @@ pub(super) fn keep(response: &CompletionResponse, kind: Protocol) -> Option<Valu
 )]
 fn is_held(block: &AssistantContent) -> bool {
     match block {
-        AssistantContent::Text(text) => item_is_held(block) && text.citations().is_empty(),
-        AssistantContent::ToolCall(_) => item_is_held(block),
+        AssistantContent::Text(text) => item_is_held(text.native.as_ref()) && text.citations().is_empty(),
+        AssistantContent::ToolCall(call) => item_is_held(call.native.as_ref()),
         AssistantContent::Reasoning(reasoning) => !reasoning.redacted && reasoning.native.is_none(),
         _ => false,
     }
 }
 
-fn item_is_held(block: &AssistantContent) -> bool {
-    let Some(item) = block.native_item().and_then(Value::as_object) else {
+/// Returns whether a message can hold the item of a block. Nothing was changed in the answer, so the item is current, without a
+/// comparison of digests.
+fn item_is_held(native: Option<&Native>) -> bool {
+    let Some(item) = native.and_then(|native| native.item.as_object()) else {
         return true;
     };
     let is_empty = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);

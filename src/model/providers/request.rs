@@ -15,7 +15,7 @@ use crate::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
 
-/// The instructions that rig-core gets in place of the real ones, which `chat_body` sets.
+/// The instructions, and the conversation, that rig-core gets in place of the real ones, which `chat_body` sets.
 pub(super) const STAND_IN: &str = "instructions";
 
 /// Builds rig-core's request. A `separator` is inserted between consecutive messages of the user. In chat

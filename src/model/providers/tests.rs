@@ -19,6 +19,7 @@ use crate::model::{ModelEvent, ModelRequest, ToolSpec};
 mod caching;
 mod empty_texts;
 mod names;
+mod plain_chats;
 mod replay;
 mod responses;
 mod wires;

@@ -122,12 +122,31 @@ fn frames_of_chat(chunks: &[(Value, Value)]) -> Vec<String> {
     chunks.iter().map(frame).chain(["data: [DONE]".to_owned()]).collect()
 }
 
+/// Returns the answer with these chunks, which is the same whether pieces are read alone or with whole chunks.
+async fn read_in_both_ways(mut chunks: Vec<(Value, Value)>) -> (Vec<ModelEvent>, Message) {
+    let alone = frames_of_chat(&chunks);
+    // With a key that is not known, a chunk is left to rig-core.
+    for (_, more) in &mut chunks {
+        more["unknown"] = json!(1);
+    }
+    let whole = frames_of_chat(&chunks);
+    let mut answers = vec![];
+    for frames in [alone, whole] {
+        let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
+        let (model, _) = fake(ProviderKind::OpenAi, vec![Reply::stream(&frames)]).await;
+        let (events, answer) = ask(&model, hello()).await;
+        answers.push((events, answer.expect("an answer")));
+    }
+    assert_eq!(answers[0], answers[1], "{chunks:?}");
+    answers.swap_remove(0)
+}
+
 #[tokio::test]
 async fn an_answer_of_a_chat_is_the_same_whether_its_texts_are_read_alone_or_with_whole_chunks() {
     let text = |text: &str| (json!({"content": text}), json!({}));
     let call = json!({"index": 0, "id": "call_a", "type": "function", "function": {"name": "look", "arguments": "{}"}});
     let annotation = json!({"type": "url_citation", "url_citation": {"url": "https://example.org/b", "title": "b"}});
-    let mut chunks = vec![
+    let chunks = vec![
         (json!({"role": "assistant", "content": ""}), json!({})),
         text("a"),
         text(""),
@@ -158,25 +177,104 @@ async fn an_answer_of_a_chat_is_the_same_whether_its_texts_are_read_alone_or_wit
         text("w"),
         text("x"),
     ];
-    let alone = frames_of_chat(&chunks);
-    // With a key that is not known, a chunk is left to rig-core.
-    for (_, more) in &mut chunks {
-        more["unknown"] = json!(1);
-    }
-    let whole = frames_of_chat(&chunks);
-    let mut answers = vec![];
-    for frames in [alone, whole] {
-        let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
-        let (model, _) = fake(ProviderKind::OpenAi, vec![Reply::stream(&frames)]).await;
-        let (events, answer) = ask(&model, hello()).await;
-        answers.push((events, answer.expect("an answer")));
-    }
-    assert_eq!(answers[0], answers[1]);
-    let (events, answer) = &answers[0];
+    let (events, answer) = read_in_both_ways(chunks).await;
     let whole = "abcdefghijklmno \"p\"\nqrst\u{1f600}\u{7f}uvwx";
-    assert_eq!(text_of(events), whole);
+    assert_eq!(text_of(&events), whole);
     assert_eq!(answer.content.text(), whole);
     assert_eq!(answer.response_metadata["id"], "c");
+}
+
+/// Returns the chunk that a line describes: `text` or `end` with their words, or calls, each with its index, its id and its
+/// arguments. A call without an id is a piece of one.
+fn chunk_of(line: &str) -> (Value, Value) {
+    let call = |words: &str| {
+        let mut words = words.splitn(3, ' ');
+        let mut next = || words.next().expect("a word");
+        let mut call = match next() {
+            "-" => json!({}),
+            index => json!({"index": index.parse::<u64>().expect("an index")}),
+        };
+        match next() {
+            "-" => {}
+            id => {
+                call["id"] = id.into();
+                call["type"] = "function".into();
+                call["function"]["name"] = "look".into();
+            }
+        }
+        call["function"]["arguments"] = next().into();
+        call
+    };
+    match line.split_once(' ') {
+        Some(("text", text)) => (json!({"content": text}), json!({})),
+        Some(("end", reason)) => (json!({}), json!({"finish_reason": reason})),
+        Some(_) | None => {
+            let calls: Vec<Value> = line.split('|').map(call).collect();
+            (json!({"content": null, "tool_calls": calls}), json!({}))
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_of_a_chat_is_the_same_whether_its_arguments_are_read_alone_or_with_whole_chunks() {
+    let answers: [(&[&str], &[&str]); 18] = [
+        (
+            &["0 a ", r#"0 - {"q""#, "0 - ", r#"0 - :"ä \"b\""}"#],
+            &[r#"{"q":"ä \"b\""}"#],
+        ),
+        // Several calls, after one another and at the same time.
+        (
+            &["0 a ", "0 - {}", "1 b {", r#"1 - "q":"#, "1 - 1}"],
+            &["{}", r#"{"q":1}"#],
+        ),
+        (
+            &["0 a {", "1 b ", r#"0 - "q":"#, "1 - {", "0 - 1}", "1 - }"],
+            &[r#"{"q":1}"#, "{}"],
+        ),
+        (
+            &["0 a {|1 b ", "1 - {}", r#"0 - "q":1"#, "0 - }"],
+            &[r#"{"q":1}"#, "{}"],
+        ),
+        // Texts between the pieces.
+        (
+            &["text a", "0 a ", r#"0 - {"q":"#, "text b", "0 - 1", "0 - }", "text c"],
+            &[r#"{"q":1}"#],
+        ),
+        // The word for none.
+        (&["0 a null", r#"0 - {"q":"#, "0 - 1}"], &[r#"{"q":1}"#]),
+        (&["0 a ", "0 - null", r#"0 - {"q":"#, "0 - 1}"], &[r#"{"q":1}"#]),
+        // The whole arguments once more, and the id with each piece.
+        (&["0 a ", "0 - {}", "0 - {}"], &["{}{}"]),
+        (&["0 a {", r#"0 a "q":1"#, "0 - }"], &[r#"{"q":1}"#]),
+        // Another call with the index of the one before.
+        (
+            &["0 a ", "0 - {}", "0 b ", r#"0 - {"q":1"#, "0 - }"],
+            &["{}", r#"{"q":1}"#],
+        ),
+        // Calls and pieces without an index.
+        (&["- a {", r#"- - "q":"#, "- - 1}"], &[r#"{"q":1}"#]),
+        (&["0 a ", r#"0 - {"q":"#, "- - 1", "0 - }"], &[r#"{"q":1}"#]),
+        (&["0 a ", "0 - {}", "- b {", "- - }"], &["{}", "{}"]),
+        (&["0 a ", "0 - {}", "1 b ", "1 - {", "- - }"], &["{}", "{}"]),
+        // Calls that go on after the end.
+        (&["0 a {", "end tool_calls", "0 - }"], &["{}"]),
+        (
+            &["0 a {}", "end tool_calls", "1 b {", r#"1 - "q":"#, "1 - 1}"],
+            &["{}", r#"{"q":1}"#],
+        ),
+        // Calls that were cut.
+        (&["0 a ", r#"0 - {"q":"#, "0 - [1,", "end length"], &[r#"{"q":[1,"#]),
+        (&["0 a ", "0 - null", "0 - {}", "end length"], &["{}"]),
+    ];
+    for (lines, expected) in answers {
+        let mut chunks: Vec<(Value, Value)> = lines.iter().map(|line| chunk_of(line)).collect();
+        if !lines.iter().any(|line| line.starts_with("end")) {
+            chunks.push(chunk_of("end tool_calls"));
+        }
+        let (events, _) = read_in_both_ways(chunks).await;
+        let arguments: Vec<String> = calls_of(&events).into_iter().map(|(_, _, args)| args).collect();
+        assert_eq!(arguments, expected, "{lines:?}");
+    }
 }
 
 #[tokio::test]
