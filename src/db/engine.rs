@@ -39,7 +39,7 @@ mod sqlite;
 mod vector;
 
 use batch::NothingChanged;
-pub(super) use batch::{BatchConn, EndError, FailedPart, PlainStatements, Session, push_number};
+pub(super) use batch::{BatchConn, EndError, FailedPart, PlainStatements, BatchSession, push_number};
 pub(super) use lane::LaneColumn;
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
@@ -137,6 +137,17 @@ impl<'c> Tx<'c> {
                 })?;
                 conn.end_operation(end).await
             }
+        }
+    }
+
+    /// Sends the statements that wait.
+    ///
+    /// # Errors
+    /// Those of the statements.
+    pub async fn flush(&mut self) -> DbResult<()> {
+        match &mut self.conn {
+            Conn::Sqlite(conn) => Ok(conn.flush().await?),
+            Conn::Postgres(conn) => Ok(conn.flush().await?),
         }
     }
 

@@ -12,7 +12,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Either, Encode, FromRow, Postgres, Sqlite, Type};
 
 use super::engine::{
-    BatchConn, Conn, Engine, PostgresConn, PostgresValues, Session, SqliteConn, ValueOffset, on_engine, push_number,
+    BatchConn, Conn, Engine, PostgresConn, PostgresValues, BatchSession, SqliteConn, ValueOffset, on_engine, push_number,
 };
 use super::{DbError, DbResult, Tx};
 
@@ -228,7 +228,7 @@ impl Statement<'_, '_> {
 }
 
 /// Executes a statement and returns the number of rows that it has changed.
-async fn execute<S: Session>(conn: &mut BatchConn<S>, sql: Cow<'static, str>, values: S::Values) -> DbResult<u64> {
+async fn execute<S: BatchSession>(conn: &mut BatchConn<S>, sql: Cow<'static, str>, values: S::Values) -> DbResult<u64> {
     let mut changed = 0;
     let mut steps = conn.send_now(sql, values).await?;
     while let Some(step) = steps.try_next().await? {

@@ -103,7 +103,7 @@ pub(in crate::db) trait Batch: Default + Send {
 }
 
 /// A connection to a database, and how it takes statements that are sent together.
-pub(in crate::db) trait Session: Send {
+pub(in crate::db) trait BatchSession: Send {
     /// The database.
     type Database: Database;
     /// Statements that are sent together.
@@ -138,7 +138,7 @@ pub(in crate::db) trait Session: Send {
 }
 
 /// The connection of a transaction.
-pub(in crate::db) struct BatchConn<S: Session> {
+pub(in crate::db) struct BatchConn<S: BatchSession> {
     pub(super) session: S,
     /// The statements that are still to be sent before the next one.
     pub(super) opening: PlainStatements,
@@ -216,7 +216,7 @@ pub(in crate::db) struct EndError {
     pub(in crate::db) error: sqlx::Error,
 }
 
-impl<S: Session> BatchConn<S> {
+impl<S: BatchSession> BatchConn<S> {
     /// Takes a session whose transaction has begun, or which needs none. Each statement is sent at once.
     pub(super) fn of_session(session: S) -> Self {
         Self {
@@ -441,6 +441,17 @@ impl<S: Session> BatchConn<S> {
         self.send_waiting().await
     }
 
+    /// Sends what waits, if anything does.
+    ///
+    /// # Errors
+    /// Those of the statements.
+    pub(in crate::db) async fn flush(&mut self) -> sqlx::Result<()> {
+        match self.waiting.batch.count() {
+            0 => Ok(()),
+            _ => self.send_waiting().await,
+        }
+    }
+
     /// Sends the opening and what waits.
     ///
     /// # Errors
@@ -490,7 +501,7 @@ impl<S: Session> BatchConn<S> {
     }
 }
 
-impl<S: Session> fmt::Debug for BatchConn<S> {
+impl<S: BatchSession> fmt::Debug for BatchConn<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BatchConn").finish_non_exhaustive()
     }
@@ -539,7 +550,7 @@ struct ResultPlaces<'e, D: Database> {
 impl SentStatements {
     /// Leaves out the steps of the skipped statements, and moves rows that are to be kept to their place. If one of the
     /// statements that begin the transaction fails, its error is stored.
-    fn remaining_steps<'e, S: Session>(
+    fn remaining_steps<'e, S: BatchSession>(
         self,
         steps: StatementSteps<'e, S::Database>,
         results: ResultPlaces<'e, S::Database>,

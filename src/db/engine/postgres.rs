@@ -32,7 +32,7 @@ const BEGIN_READ: &str = "begin isolation level repeatable read read only";
 #[derive(Clone)]
 pub(in crate::db) struct PostgresPool {
     pub(in crate::db) connections: PgPool,
-    /// Those of the connections that writes have used before.
+    /// The connections that writes have used before.
     pub(in crate::db) idle: IdleConnections,
     /// One connection, which renews the lease of this process while others wait for `connections`.
     lease: PgPool,

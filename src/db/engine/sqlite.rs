@@ -14,7 +14,7 @@ use sqlx::{
 };
 
 use super::batch::{
-    Batch, BatchConn, PlainStatements, Session, StatementSteps, failed, first_row, push_number, push_with_values,
+    Batch, BatchConn, PlainStatements, BatchSession, StatementSteps, failed, first_row, push_number, push_with_values,
 };
 use super::has_code;
 
@@ -87,7 +87,7 @@ impl Batch for SqliteBatch {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::db) struct ValueOffset(usize);
 
-impl Session for SqliteSession<'_> {
+impl BatchSession for SqliteSession<'_> {
     type Database = Sqlite;
     type Batch = SqliteBatch;
     type Values = ValueOffset;

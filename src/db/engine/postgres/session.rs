@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, Either, Execute, Executor, PgConnection, Postgres, Sql
 use super::prepared::{PreparedStatement, PreparedStatements};
 use super::values::PostgresValues;
 use crate::db::engine::batch::{
-    Batch, BatchConn, PlainStatements, Session, StatementSteps, failed, first_row, push_number, push_with_values,
+    Batch, BatchConn, PlainStatements, BatchSession, StatementSteps, failed, first_row, push_number, push_with_values,
 };
 use crate::db::engine::{has_code, is_read_only};
 
@@ -43,7 +43,7 @@ pub(in crate::db) struct PostgresSession<'c> {
     has_failed: bool,
 }
 
-/// How statements are sent together.
+/// The way in which statements are sent together.
 pub(in crate::db) enum Batching<'c> {
     /// Each statement is sent alone.
     Never,
@@ -171,7 +171,7 @@ impl PostgresSession<'_> {
     }
 }
 
-impl Session for PostgresSession<'_> {
+impl BatchSession for PostgresSession<'_> {
     type Database = Postgres;
     type Batch = PostgresBatch;
     type Values = PostgresValues;

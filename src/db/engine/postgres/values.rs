@@ -35,7 +35,7 @@ struct PostgresValue {
     range: Option<Range<usize>>,
 }
 
-/// How a value is written as a literal.
+/// The way in which a value is written as a literal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LiteralForm {
     Bool,
