@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use super::quotas::check_prices;
-use super::shared_checks::{host_problem, origin_problem, provider_problems};
+use super::shared_checks::{MIN_SWEEP_MINUTES, host_problem, origin_problem, provider_problems};
 use super::{AuthSection, ClusterSection, Config, EncryptionSection, ProviderSection, Server, ServerRole, TimeToLive};
 use crate::definition::check::{ValidationContext, check_agent, check_tool};
 use crate::definition::provider::PROVIDERS;
@@ -45,8 +45,6 @@ const MIN_NATS_STREAM_BYTES: u32 = 2 * 1024 * 1024;
 
 /// The maximum time to live, in minutes: a hundred years.
 const MAX_TTL_MINUTES: f64 = 52_560_000.0;
-/// The shortest interval at which expired data is looked for, in minutes.
-pub(super) const MIN_SWEEP_MINUTES: f64 = 0.002;
 
 /// Validates the whole configuration. Sections that could not be read count as declared, so that one mistake is
 /// reported once.

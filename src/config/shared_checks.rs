@@ -8,6 +8,9 @@ use super::ProviderSection;
 use crate::definition::words::{address_problem, is_word};
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, check_headers};
 
+/// The shortest interval at which expired data is looked for, in minutes.
+pub(super) const MIN_SWEEP_MINUTES: f64 = 0.002;
+
 /// Returns what is wrong with the address and the key of a provider; `field` is that of its section.
 pub(super) fn provider_problems(field: &FieldPath, provider: &ProviderSection) -> Vec<Diagnostic> {
     let mut findings = vec![];

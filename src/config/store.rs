@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::Config;
-use super::check::MIN_SWEEP_MINUTES;
+use super::shared_checks::MIN_SWEEP_MINUTES;
 use crate::definition::check::{ValidationContext, check_model};
 use crate::definition::provider::ProviderKind;
 use crate::definition::{Diagnostic, FieldPath};

@@ -39,7 +39,7 @@ mod sqlite;
 mod vector;
 
 use batch::NothingChanged;
-pub(super) use batch::{BatchConn, EndError, FailedPart, PlainStatements, BatchSession, push_number};
+pub(super) use batch::{BatchConn, BatchSession, EndError, FailedPart, PlainStatements, push_number};
 pub(super) use lane::LaneColumn;
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;

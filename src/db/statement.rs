@@ -12,7 +12,8 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Either, Encode, FromRow, Postgres, Sqlite, Type};
 
 use super::engine::{
-    BatchConn, Conn, Engine, PostgresConn, PostgresValues, BatchSession, SqliteConn, ValueOffset, on_engine, push_number,
+    BatchConn, BatchSession, Conn, Engine, PostgresConn, PostgresValues, SqliteConn, ValueOffset, on_engine,
+    push_number,
 };
 use super::{DbError, DbResult, Tx};
 

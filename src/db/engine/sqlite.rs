@@ -14,7 +14,7 @@ use sqlx::{
 };
 
 use super::batch::{
-    Batch, BatchConn, PlainStatements, BatchSession, StatementSteps, failed, first_row, push_number, push_with_values,
+    Batch, BatchConn, BatchSession, PlainStatements, StatementSteps, failed, first_row, push_number, push_with_values,
 };
 use super::has_code;
 

@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, Either, Execute, Executor, PgConnection, Postgres, Sql
 use super::prepared::{PreparedStatement, PreparedStatements};
 use super::values::PostgresValues;
 use crate::db::engine::batch::{
-    Batch, BatchConn, PlainStatements, BatchSession, StatementSteps, failed, first_row, push_number, push_with_values,
+    Batch, BatchConn, BatchSession, PlainStatements, StatementSteps, failed, first_row, push_number, push_with_values,
 };
 use crate::db::engine::{has_code, is_read_only};
 
