@@ -263,13 +263,14 @@ impl<D> ChunkDecoder<D> {
 
     /// Gives a call without an index and an id the index of the call that it continues, or a new one if that has all of its
     /// arguments. The decoder of rig-core does not know, since it did not get all of their pieces.
-    fn place_call(&mut self, chunk: &mut Value, out: &mut Out<'_, Completion>) -> Result<(), ProviderError> {
+    fn place_call(&mut self, chunk: &mut Value, out: &mut Out<'_, Completion>) -> Result<(), Box<ProviderError>> {
         let Some(open) = self.appended else {
             return Ok(());
         };
         if let Some(call) = unplaced_call(chunk) {
             let mut is_complete = false;
-            out.edit(open, |item| is_complete = has_whole_arguments(item))?;
+            out.edit(open, |item| is_complete = has_whole_arguments(item))
+                .map_err(Box::new)?;
             let index = if is_complete { out.fresh_index() } else { open };
             call.insert("index".to_owned(), json!(index));
         }
@@ -342,7 +343,7 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
                 self.last = None;
                 self.call = None;
                 if let ChatEvent::Chunk(chunk) = &mut event {
-                    self.place_call(chunk, &mut out)?;
+                    self.place_call(chunk, &mut out).map_err(|error| *error)?;
                     self.has_ended |= states_end(chunk);
                     // After the end of an answer, a chunk that completes the arguments of a call closes it.
                     self.call = opened_call(chunk).filter(|_| !self.has_ended);

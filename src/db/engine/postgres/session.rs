@@ -136,7 +136,7 @@ impl PostgresBatch {
     fn push_text(&mut self, sql: &str, values: &PostgresValues) {
         self.begin_statement();
         push_with_values(&mut self.text, sql, |text, number| {
-            values.push_typed_literal(text, number)
+            values.push_typed_literal(text, number);
         });
     }
 }
