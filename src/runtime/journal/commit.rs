@@ -75,8 +75,8 @@ pub(super) async fn write_batch(
         Some(_) | None => db::runs::store_fenced(tx, run_context.holder(), trace).await?,
     }
     if tx.engine() == Engine::Postgres {
-        // The row has to be locked before the turn is over. And a commit that arrives late, when its connection was given up, must
-        // find its transaction rolled back: it must not be in a message that stores the batch again behind another try.
+        // The row has to be locked before the turn is over. And a commit that arrives late, after its connection was given up, must
+        // find its transaction rolled back. In one message with the writes, it could store them behind their own repetition.
         tx.flush().await?;
     }
     // The row is locked now until the end of the transaction, so the turn is over. SQLite has one writer at a time anyway.
