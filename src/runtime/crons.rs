@@ -152,7 +152,8 @@ async fn check_cron(
     let cron = new_cron.into_cron(id, resolved.assistant.id, context.now);
     let new_run = new_run_of(&cron);
     // The choices decide which models the runs ask, so the tenant is checked with them, as when a run is admitted.
-    admission::choose_ahead(&new_run, &mut resolved, thread)?;
+    let chosen = admission::choose_ahead(tx, &new_run, &mut resolved, thread).await;
+    chosen.map_err(CronError::of_check)?;
     admission::check_tenant(&resolved, &caller.tenant, &caller, &context.core).map_err(CronError::of_check)?;
     if !caller.is_unrestricted() {
         let checked = check_thread_by_policies(tx, &cron, &caller, &context.core).await;

@@ -6,10 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::runs::RunBefore;
+use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, RunQueue};
 use crate::domain::assistant::{Assistant, AssistantSettings, RunSettings};
+use crate::domain::background::TaskLineage;
 use crate::domain::id::RunId;
 use crate::domain::identity::Credential;
 use crate::domain::metadata;
@@ -106,22 +108,49 @@ fn resumes_work(new_run: &NewRun) -> bool {
     is_resumed || new_run.request.compaction.is_some()
 }
 
-/// Returns an agent with what the run of a request chooses. The run of a background task chooses nothing: its context is
-/// that of the agent that started it.
+/// Returns the lineage of the background task of which a run on this thread is a part, if it is a part of one.
+pub(in crate::runtime) async fn task_lineage(
+    tx: &mut Tx<'_>,
+    new_run: &NewRun,
+    thread: &Thread,
+) -> DbResult<Option<TaskLineage>> {
+    if let Some(lineage) = &new_run.request.background {
+        return Ok(Some(lineage.clone()));
+    }
+    // Clients and other servers write this key, too, so it says only where a task is looked for.
+    if !thread.metadata.contains_key("parent_thread_id") {
+        return Ok(None);
+    }
+    Ok(db::background::find(tx, thread.id).await?.map(|record| record.ancestry))
+}
+
+/// Returns an agent with what a run chooses. The run of a background task chooses nothing: its context is that of the agent
+/// that started it.
 ///
 /// # Errors
 /// Names the entry of the context that chooses something that is not allowed.
 pub(in crate::runtime) fn with_choices(
-    new_run: &NewRun,
     known: &Arc<RegisteredAgent>,
-    thread: Option<&Thread>,
+    is_of_task: bool,
     context: &Map<String, Value>,
 ) -> Result<Arc<RegisteredAgent>, Invalid> {
-    let is_task_thread = thread.is_some_and(|thread| thread.metadata.contains_key("parent_thread_id"));
-    match new_run.request.background.is_some() || is_task_thread {
+    match is_of_task {
         true => Ok(Arc::clone(known)),
         false => known.configured(context),
     }
+}
+
+/// Makes a run on the thread of a background task a part of the task.
+pub(super) fn join_task(run: &mut Run, task: Option<TaskLineage>, known: &RegisteredAgent) {
+    let Some(task) = task else { return };
+    // A compaction is no part of the task, and its end is not that of the task. It chooses nothing all the same.
+    if run.request.compaction.is_some() {
+        let context = &mut run.request.context;
+        context.retain(|name, _| known.choice_names().all(|choice| choice != name));
+        return;
+    }
+    run.lineage.visibility = task.visibility;
+    run.request.background = Some(task);
 }
 
 /// Returns the metadata of a run: the entries of its assistant, of its thread, of its `config` and of the request. A

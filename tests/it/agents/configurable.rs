@@ -51,6 +51,8 @@ on_both_engines! {
     a_resumed_run_keeps_its_choices_in_another_process,
     a_subagent_has_what_it_inherits_of_the_choice,
     an_agent_in_the_background_has_its_own_defaults,
+    a_compaction_of_a_background_task_chooses_nothing,
+    metadata_of_a_client_do_not_make_a_thread_that_of_a_task,
 }
 
 /// Sends a script with these fields of the request, and returns the last answer.
@@ -218,9 +220,9 @@ async fn a_subagent_has_what_it_inherits_of_the_choice(server: TestServer) {
     assert!(said.contains("You help the helper of Ann."), "{said}");
 }
 
-async fn an_agent_in_the_background_has_its_own_defaults(server: TestServer) {
-    server.is_configured_with(CHOOSY).await;
-    let alice = server.human("choosy").await;
+/// Starts the agent `narrow` in the background, from a run that chooses for itself, and returns the user on the thread of
+/// the task when it is over.
+async fn narrow_in_the_background(alice: &Human) -> Human {
     let inner = script().turn(json!({"echo_system": true}));
     let begin = call(
         "a1",
@@ -236,6 +238,39 @@ async fn an_agent_in_the_background_has_its_own_defaults(server: TestServer) {
     let run = &narrow.runs().await[0];
     let run = narrow.run(run);
     run.finishes().await;
+    narrow
+}
+
+async fn an_agent_in_the_background_has_its_own_defaults(server: TestServer) {
+    server.is_configured_with(CHOOSY).await;
+    let alice = server.human("choosy").await;
+    let narrow = narrow_in_the_background(&alice).await;
     let said = narrow.transcript().await.pop().expect("an answer");
     assert!(said.contains("You are narrow, whoever."), "{said}");
+}
+
+async fn a_compaction_of_a_background_task_chooses_nothing(server: TestServer) {
+    server.is_configured_with(CHOOSY).await;
+    let alice = server.human("choosy").await;
+    let narrow = narrow_in_the_background(&alice).await;
+    let done = narrow.client().post(&narrow.path("/compact"), json!({})).await.ok();
+    let runs = narrow.runs().await;
+    let compaction = runs.iter().find(|run| run["run_id"] == done["run_id"]);
+    let compaction = compaction.expect("the run of the compaction");
+    assert_eq!(compaction["kwargs"]["context"], json!({}));
+}
+
+async fn metadata_of_a_client_do_not_make_a_thread_that_of_a_task(server: TestServer) {
+    server.is_configured_with(CHOOSY).await;
+    let alice = server.human("choosy").await;
+    let client = alice.client();
+    let metadata = json!({"metadata": {"parent_thread_id": uuid::Uuid::new_v4()}});
+    client.patch(&alice.path(""), metadata).await.ok();
+    let forbidden = json!({"model": "scripted:expensive"});
+    let body = alice.run_body("hello", json!({"context": forbidden, "schedule": "0 3 * * *"}));
+    let refused = client.post(&alice.path("/runs/crons"), body).await.refused(422);
+    assert!(refused.starts_with("context.model: "), "{refused}");
+    let body = alice.run_body("hello", json!({"context": forbidden}));
+    let refused = client.post(&alice.path("/runs"), body).await.refused(422);
+    assert!(refused.starts_with("context.model: "), "{refused}");
 }
