@@ -173,13 +173,25 @@ fn prioritises_more(old: &Cron, new: &Cron) -> bool {
     if new.request.priority > old.request.priority {
         return true;
     }
+    let has_same_times = new.schedule == old.schedule && new.end == old.end;
+    let has_same_runs = old.enabled && has_same_times && has_same_request(old, new);
+    new.enabled && !has_same_runs
+}
+
+/// Returns whether the runs of two crons have the same request, whoever sends it.
+fn has_same_request(old: &Cron, new: &Cron) -> bool {
     let of_anybody = |request: &RunRequest| RunRequest {
         caller: None,
         ..request.clone()
     };
-    let has_same_times = new.schedule == old.schedule && new.end == old.end;
-    let has_same_runs = old.enabled && has_same_times && of_anybody(&new.request) == of_anybody(&old.request);
-    new.enabled && !has_same_runs
+    of_anybody(&new.request) == of_anybody(&old.request)
+}
+
+/// Returns whether a cron with this change starts no run, and has no other request. Then its runs are not checked: a cron whose
+/// runs are refused by now can be stopped. When it is enabled again, they are checked.
+fn only_stops(old: &Cron, new_cron: &NewCron, now: Timestamp) -> bool {
+    let new = new_cron.clone().into_cron(old.id, old.assistant, now);
+    !new.enabled && has_same_request(old, &new)
 }
 
 /// Checks that no policy forbids a user the runs of a cron on their thread, or on threads that the cron creates.
@@ -279,7 +291,11 @@ impl Crons {
     /// See [`CronError`]; [`CronError::Stale`] when the cron was changed since it was read. Nothing is stored then.
     pub async fn update(&self, old: Cron, new_cron: NewCron) -> Result<Cron, CronError> {
         let now = self.core.clock.now();
-        let checked = self.precheck_cron(&new_cron, Some(&old), old.id, now).await?;
+        let only_stops = only_stops(&old, &new_cron, now);
+        let checked = match only_stops {
+            true => vec![],
+            false => self.precheck_cron(&new_cron, Some(&old), old.id, now).await?,
+        };
         let context = AdmissionContext {
             now,
             ..self.admission.context(checked)
@@ -297,7 +313,10 @@ impl Crons {
                 if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
                     return Err(CronError::Stale);
                 }
-                let new = check_cron(tx, new_cron, thread.as_ref(), &context, old.id).await?;
+                let new = match only_stops {
+                    true => new_cron.into_cron(old.id, old.assistant, now),
+                    false => check_cron(tx, new_cron, thread.as_ref(), &context, old.id).await?,
+                };
                 let mut new = Cron {
                     ownership: found.ownership.clone(),
                     request: RunRequest {
