@@ -16,12 +16,15 @@ use crate::domain::interrupt::{Interrupt, Question, QuestionKind};
 use crate::domain::schema_text::SchemaText;
 use crate::domain::time::Timestamp;
 
-/// An interrupt as threads and states show it: `{id, value}`, and the name of a subagent.
+/// An interrupt as threads and states show it: `{id, value}`, the schema of a valid answer for some kinds, and the name of a
+/// subagent. A server whose agents call this one tells by the schema what it may answer.
 pub fn brief(interrupt: &Interrupt) -> Value {
-    with_agent(
-        json!({"id": interrupt.id, "value": interrupt.question.value}),
-        interrupt,
-    )
+    let question = &interrupt.question;
+    let mut shown = json!({"id": interrupt.id, "value": question.value});
+    if question.shows_schema() {
+        shown["response_schema"] = question.schema.parse();
+    }
+    with_agent(shown, interrupt)
 }
 
 /// Adds the name and the path of the subagent that asks. Interrupts of the main agent have neither.

@@ -82,6 +82,7 @@ impl Interrupts {
             .rfind(|asked| asked.interrupt.id == *interrupt)
             .ok_or(ResolveError::NoInterrupt)?;
         self.check_answer(caller, task, found)?;
+        let answer = found.interrupt.question.normalised(answer);
         match (found.status, found.resumed_by) {
             (InterruptState::Pending, _) => {}
             (_, Some(by)) if found.resolution.as_ref() == Some(&answer) => return Ok(by),
