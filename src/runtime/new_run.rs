@@ -13,6 +13,9 @@ use crate::domain::size;
 /// The key of the parent run in the metadata of the thread and the runs of a task.
 pub(super) const PARENT_RUN: &str = "parent_run_id";
 
+/// The field of a request that has the answers to interrupts.
+pub(super) const ANSWERS: &str = "command.resume";
+
 /// The stream modes of the run of a task.
 pub(super) const STREAM_MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
 
