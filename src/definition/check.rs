@@ -15,7 +15,7 @@ use super::description::{MAX_DESCRIPTION, unknown_slots};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
-use super::words::is_word;
+use super::words::{SHORTEST_TIMEOUT_S, is_word};
 use super::{
     AgentDefinition, ApprovalChoices, ApprovalRule, ClientRules, ExpiryDecision, MAX_EXPIRY_S, MAX_MODEL_NAMES,
     ModelNames, Policy, SubagentDefinition, SummarizationRule, UnknownSubagent,
@@ -425,9 +425,10 @@ impl Check<'_> {
         }
         if limits
             .wall_s
-            .is_some_and(|seconds| !seconds.is_finite() || seconds <= 0.0)
+            .is_some_and(|seconds| !seconds.is_finite() || seconds < SHORTEST_TIMEOUT_S)
         {
-            self.error(&field.then("wall_s"), "must be a number of seconds above 0");
+            let message = format!("must be a number of seconds of at least {SHORTEST_TIMEOUT_S}");
+            self.error(&field.then("wall_s"), message);
         }
         // Usage counts in millionths, so a smaller limit would be 0.
         if limits.cost.is_some_and(|cost| !cost.is_finite() || cost < 0.000_001) {

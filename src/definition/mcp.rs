@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::diagnostic::{Diagnostic, FieldPath};
 pub use super::mcp_oauth::{ClientAuthentication, McpOAuth, OAuthGrant};
 use super::read_access::check_read_access;
-use super::words::{address_problem, is_word};
+use super::words::{address_problem, is_word, timeout_problem};
 use super::{AfterCrash, Headers, OnError, ReadAccess, check_headers};
 use crate::domain::loopback::is_protected;
 
@@ -159,11 +159,8 @@ impl McpServerDefinition {
             );
         }
         for (field, seconds) in [("timeout_s", self.timeout_s), ("start_timeout_s", self.start_timeout_s)] {
-            if !(seconds > 0.0 && seconds <= LONGEST_TIMEOUT_S) {
-                wrong(
-                    top.then(field),
-                    format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
-                );
+            if let Some(problem) = timeout_problem(seconds, LONGEST_TIMEOUT_S) {
+                wrong(top.then(field), problem);
             }
         }
         findings.extend(check_headers(&top.then("headers"), &self.headers));

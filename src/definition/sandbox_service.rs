@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::mcp::LONGEST_TIMEOUT_S;
-use super::words::{address_problem, is_word};
+use super::words::{address_problem, is_word, timeout_problem};
 use super::{Headers, check_headers};
 
 /// A sandbox service behind HTTP. Workspaces of the kind `sandbox` name it.
@@ -63,9 +63,8 @@ impl SandboxServiceDefinition {
         } else if let Some(problem) = self.url_problem() {
             wrong(top.then("url"), problem);
         }
-        if !(self.timeout_s > 0.0 && self.timeout_s <= LONGEST_TIMEOUT_S) {
-            let message = format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds");
-            wrong(top.then("timeout_s"), message);
+        if let Some(problem) = timeout_problem(self.timeout_s, LONGEST_TIMEOUT_S) {
+            wrong(top.then("timeout_s"), problem);
         }
         findings.extend(check_headers(&top.then("headers"), &self.headers));
         findings

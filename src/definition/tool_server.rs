@@ -10,7 +10,7 @@ use super::check::MOST_RETRIES;
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::mcp::{LONGEST_TIMEOUT_S, filter_problems, server_name_problem};
 use super::read_access::check_read_access;
-use super::words::address_problem;
+use super::words::{address_problem, timeout_problem};
 use super::{AfterCrash, Headers, OnError, ReadAccess, check_headers};
 
 /// The shortest pause between two looks at the list of tools, in seconds. Each is a request.
@@ -105,11 +105,8 @@ impl ToolServerDefinition {
             ("timeout_s", self.timeout_s),
             ("start_timeout_s", Some(self.start_timeout_s)),
         ] {
-            if !seconds.is_none_or(|seconds| seconds > 0.0 && seconds <= LONGEST_TIMEOUT_S) {
-                wrong(
-                    top.then(field),
-                    format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
-                );
+            if let Some(problem) = seconds.and_then(|seconds| timeout_problem(seconds, LONGEST_TIMEOUT_S)) {
+                wrong(top.then(field), problem);
             }
         }
         if !(SHORTEST_REFRESH_S..=LONGEST_REFRESH_S).contains(&self.refresh_s) {

@@ -1,6 +1,15 @@
-//! Checks of single words, addresses and patterns of paths.
+//! Checks of single words, addresses, patterns of paths, and time-outs.
 
 use crate::domain::pattern::Pattern;
+
+/// The shortest time-out, in seconds. Within a shorter one nothing would be done in time.
+pub const SHORTEST_TIMEOUT_S: f64 = 0.01;
+
+/// Returns the reason why a time-out in seconds is too short, or longer than `most`.
+pub fn timeout_problem(seconds: f64, most: f64) -> Option<String> {
+    let is_allowed = (SHORTEST_TIMEOUT_S..=most).contains(&seconds);
+    (!is_allowed).then(|| format!("must be from {SHORTEST_TIMEOUT_S} to {most} seconds"))
+}
 
 /// Returns the reason why `text` is not an address that can be called.
 pub fn address_problem(text: &str) -> Option<String> {

@@ -4,7 +4,7 @@ use super::{Check, ValidationContext};
 use crate::definition::builtins::is_policy_tool;
 use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
 use crate::definition::read_access::check_read_access;
-use crate::definition::words::{address_problem, is_word};
+use crate::definition::words::{address_problem, is_word, timeout_problem};
 use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
 
 /// The maximum of `max_retries`.
@@ -36,11 +36,8 @@ pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Diagnostic> {
     check
         .findings
         .extend(check_read_access(&top.then("read_access"), &tool.read_access));
-    if !(tool.timeout_s > 0.0 && tool.timeout_s <= LONGEST_TIMEOUT_S) {
-        check.error(
-            &top.then("timeout_s"),
-            format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
-        );
+    if let Some(problem) = timeout_problem(tool.timeout_s, LONGEST_TIMEOUT_S) {
+        check.error(&top.then("timeout_s"), problem);
     }
     check.findings
 }
