@@ -160,11 +160,17 @@ async fn check_cron(
         checked.map_err(CronError::of_check)?;
     }
     admission::check_ahead(&new_run, &resolved, context)?;
-    if cron.thread.is_none() && cron.request.checkpoint.is_some() {
+    let Some(checkpoint) = cron.request.checkpoint else {
+        return Ok(cron);
+    };
+    let Some(thread) = cron.thread else {
         let reason = "needs a thread: a cron without one begins anew each time";
         return Err(Invalid::new("checkpoint", reason).into());
+    };
+    match db::checkpoints::find_head(tx, thread, checkpoint).await? {
+        Some(_) => Ok(cron),
+        None => Err(StartError::NoCheckpoint(checkpoint).into()),
     }
-    Ok(cron)
 }
 
 /// Returns whether a change gives runs a priority that the cron did not give them before: a higher one, or that of the cron to
