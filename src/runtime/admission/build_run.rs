@@ -76,9 +76,14 @@ pub(super) fn build_run(
 }
 
 /// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An
-/// answer without a context keeps the context of the thread's last run; one with a context keeps what that run has
-/// chosen, unless it chooses anew.
-pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
+/// answer without a context keeps the context of the thread's last run, without choices that are not the agent's unless the run
+/// is a part of a background task; one with a context keeps what that run has chosen, unless it chooses anew.
+pub(in crate::runtime) fn settings(
+    new_run: &NewRun,
+    resolved: &ResolvedAssistant,
+    thread: &Thread,
+    is_of_task: bool,
+) -> RunSettings {
     let RunRequest { config, context, .. } = &new_run.request;
     let assistant = &resolved.assistant.settings;
     let before = configurable(&thread.config);
@@ -86,9 +91,15 @@ pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistan
         return assistant.as_defaults_for(config, context);
     };
     if context.is_empty() && !before.is_empty() {
+        let known = &resolved.known;
+        let mut before = before.clone();
+        // On the copy of a background task's thread, the context has the choices of another agent.
+        if !is_of_task && known.check_choices(&before).is_err() {
+            before.retain(|name, _| known.choice_names().all(|choice| choice != name));
+        }
         let mut config = config.clone();
         set_configurable(&mut config, before.clone());
-        return assistant.as_defaults_for(&config, before);
+        return assistant.as_defaults_for(&config, &before);
     }
     let mut settings = assistant.as_defaults_for(config, context);
     // The work goes on with the model, the tools and the instructions with which it began.

@@ -158,8 +158,8 @@ pub(in crate::runtime) async fn decide(
         resumption,
     } = target.find_or_make(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
-    let settings = settings(new_run, &resolved, &thread);
     let task = task_lineage(tx, new_run, &thread).await?;
+    let settings = settings(new_run, &resolved, &thread, task.is_some());
     if is_configurable {
         resolved.known = with_choices(&resolved.known, task.is_some(), &settings.context)?;
         if !context.has_checked(number, &resolved.known.digest) {

@@ -105,9 +105,9 @@ async fn resolve_agent(
     };
     let thread =
         thread.unwrap_or_else(|| Thread::new(ThreadId::mint(), Ownership::of(&new_run.caller), Map::new(), now));
-    let settings = settings(new_run, &resolved, &thread);
-    // A choice that is not allowed is refused when the run is admitted.
     let task = task_lineage(tx, new_run, &thread).await?;
+    let settings = settings(new_run, &resolved, &thread, task.is_some());
+    // A choice that is not allowed is refused when the run is admitted.
     let known = with_choices(&resolved.known, task.is_some(), &settings.context);
     Ok(Some((known.unwrap_or(resolved.known), settings.context)))
 }

@@ -36,6 +36,8 @@ graph_id = "narrow"
 [agents.narrow]
 model = "scripted:lab"
 system_prompt = "You are narrow, {user_name}."
+tools = ["send_email"]
+interrupt_on = { send_email = true }
 
 [agents.narrow.configurable]
 models = ["scripted:third"]
@@ -52,6 +54,7 @@ on_both_engines! {
     a_subagent_has_what_it_inherits_of_the_choice,
     an_agent_in_the_background_has_its_own_defaults,
     a_compaction_of_a_background_task_chooses_nothing,
+    the_copy_of_a_background_task_goes_on_without_the_choices_of_its_parent,
     metadata_of_a_client_do_not_make_a_thread_that_of_a_task,
 }
 
@@ -220,10 +223,9 @@ async fn a_subagent_has_what_it_inherits_of_the_choice(server: TestServer) {
     assert!(said.contains("You help the helper of Ann."), "{said}");
 }
 
-/// Starts the agent `narrow` in the background, from a run that chooses for itself, and returns the user on the thread of
-/// the task when it is over.
-async fn narrow_in_the_background(alice: &Human) -> Human {
-    let inner = script().turn(json!({"echo_system": true}));
+/// Starts the agent `narrow` in the background with a script, from a run that chooses for itself, and returns the user on the
+/// thread of the task when its run has ended.
+async fn narrow_in_the_background(alice: &Human, inner: impl ToString) -> Human {
     let begin = call(
         "a1",
         "start_async_task",
@@ -244,7 +246,7 @@ async fn narrow_in_the_background(alice: &Human) -> Human {
 async fn an_agent_in_the_background_has_its_own_defaults(server: TestServer) {
     server.is_configured_with(CHOOSY).await;
     let alice = server.human("choosy").await;
-    let narrow = narrow_in_the_background(&alice).await;
+    let narrow = narrow_in_the_background(&alice, script().turn(json!({"echo_system": true}))).await;
     let said = narrow.transcript().await.pop().expect("an answer");
     assert!(said.contains("You are narrow, whoever."), "{said}");
 }
@@ -252,12 +254,26 @@ async fn an_agent_in_the_background_has_its_own_defaults(server: TestServer) {
 async fn a_compaction_of_a_background_task_chooses_nothing(server: TestServer) {
     server.is_configured_with(CHOOSY).await;
     let alice = server.human("choosy").await;
-    let narrow = narrow_in_the_background(&alice).await;
+    let narrow = narrow_in_the_background(&alice, script().says("done")).await;
     let done = narrow.client().post(&narrow.path("/compact"), json!({})).await.ok();
     let runs = narrow.runs().await;
     let compaction = runs.iter().find(|run| run["run_id"] == done["run_id"]);
     let compaction = compaction.expect("the run of the compaction");
     assert_eq!(compaction["kwargs"]["context"], json!({}));
+}
+
+async fn the_copy_of_a_background_task_goes_on_without_the_choices_of_its_parent(server: TestServer) {
+    server.is_configured_with(CHOOSY).await;
+    let alice = server.human("choosy").await;
+    let asks = script().calls(mail("m1", "bob")).turn(json!({"echo_system": true}));
+    let narrow = narrow_in_the_background(&alice, asks).await;
+    let copy = narrow.client().post(&narrow.path("/copy"), json!({})).await.ok();
+    let copy = copy["thread_id"].as_str().expect("an id");
+    let copy = Human::at(narrow.client().clone(), "narrow", copy);
+    copy.approves(&copy.question().await).await.finishes().await;
+    let said = copy.transcript().await.pop().expect("an answer");
+    assert!(said.contains("You are narrow, whoever."), "{said}");
+    assert_eq!(copy.runs().await[0]["kwargs"]["context"], json!({}));
 }
 
 async fn metadata_of_a_client_do_not_make_a_thread_that_of_a_task(server: TestServer) {
