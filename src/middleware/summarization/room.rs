@@ -61,7 +61,7 @@ fn weight_of(conversation: &Conversation<'_>, messages: &[Arc<Message>]) -> usiz
 /// result.
 pub(super) fn weight(state: &State, message: &Message) -> usize {
     let files = result_files(state, message).into_iter();
-    size::of_message(message) + files.map(|(_, file)| file.content.len()).sum::<usize>()
+    message.size() + files.map(|(_, file)| file.content.len()).sum::<usize>()
 }
 
 /// Returns the files with the text of a long result.
@@ -114,7 +114,7 @@ pub(super) fn leave(event: &mut SummarizationEvent, conversation: &Conversation<
     let last = summarized.len().saturating_sub(1).min(answer);
     let mut count = 0;
     while count < last && (surplus > 0 || all[count].answers().is_some()) {
-        let text = size::of_message(&all[count]).saturating_sub(size_of_media(&all[count]));
+        let text = all[count].size().saturating_sub(size_of_media(&all[count]));
         surplus = surplus.saturating_sub(text);
         count += 1;
     }
