@@ -14,7 +14,6 @@ use serde_json::Value;
 use super::json_size::value_size;
 use super::media::{media_kind, placeholder};
 use super::message::{Content, Message, REMOVE_ALL, Role, answered_calls};
-use super::message_index::MessageIndex;
 
 mod compressed;
 
@@ -25,8 +24,6 @@ pub use compressed::CompressedMessages;
 const LEAST_COMPRESSED: usize = 128;
 /// The number of the newest messages that are never compressed: who looks for the last turns finds them here.
 const NEVER_COMPRESSED: usize = 64;
-/// The number of changes from which an index of the messages costs less than to search for each.
-const LEAST_INDEXED: usize = 32;
 /// The size from which media leave the state, in bytes, see [`value_size`]. Less, such as an address, is hardly larger
 /// than the text in its place.
 const LEAST_MEDIA: usize = 1024;
@@ -183,15 +180,6 @@ impl MessageList {
             Some(at) => self.replace_recent(at, Arc::clone(message)),
             None => self.recent.push(Arc::clone(message)),
         }
-    }
-
-    /// Does [`MessageList::put`] with each of these messages.
-    pub fn put_all(&mut self, messages: &[Arc<Message>]) {
-        if messages.len() < LEAST_INDEXED {
-            messages.iter().for_each(|message| self.put(message));
-            return;
-        }
-        MessageIndex::default().put_all(self, messages);
     }
 
     /// Does [`MessageList::put`] with each of these removals.

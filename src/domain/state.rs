@@ -17,6 +17,7 @@ use super::field::{FieldRule, FieldVisibility};
 use super::file_content::FileContent;
 use super::media::media_kind;
 use super::message::{Content, Message};
+use super::message_index;
 use super::message_list::MessageList;
 use super::summarization::{self, SummarizationEvent};
 use super::time::Timestamp;
@@ -349,7 +350,7 @@ impl State {
 
     /// Applies `update` to the state.
     pub fn apply(&mut self, update: &Update) {
-        self.messages.put_all(&update.messages);
+        message_index::put_all(&mut self.messages, &update.messages);
         for (path, file) in &update.files {
             match file {
                 Some(file) => self.files.insert(path.clone(), Arc::clone(file)),
