@@ -77,6 +77,7 @@ pub mod size;
 pub mod state;
 pub mod state_size;
 pub mod stored;
+pub mod stored_update;
 pub mod suggestion;
 pub mod summarization;
 pub mod tenant;
