@@ -46,6 +46,7 @@ pub mod json_size;
 pub mod json_texts;
 pub mod jwt;
 pub mod limits;
+pub mod long_message;
 pub mod loopback;
 pub mod machine;
 pub mod mcp_login;

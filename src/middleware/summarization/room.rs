@@ -7,12 +7,13 @@ use std::sync::Arc;
 use super::super::files::{common_result_path, first_part_path};
 use super::{Conversation, FOLDER, newest_request};
 use crate::definition::THREAD_FOLDERS;
+use crate::domain::long_message::LongMessagePlace;
 use crate::domain::message::Message;
 use crate::domain::message_list::size_of_media;
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::{File, FileWrites, State};
 use crate::domain::state_size::StateSize;
-use crate::domain::summarization::{LongMessagePlace, SummarizationEvent};
+use crate::domain::summarization::SummarizationEvent;
 
 /// The part of the state that files which the server has made may take: one of this many. The oldest are deleted first.
 const FILE_PARTS: usize = 4;
