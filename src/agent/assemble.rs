@@ -15,7 +15,8 @@ use crate::definition::{
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
-use crate::domain::field::{DeclaredFields, Rules};
+use crate::domain::declared_fields::DeclaredFields;
+use crate::domain::field::Rules;
 use crate::domain::identity::Tenant;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::REPEATED_FAILURES;

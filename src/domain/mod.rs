@@ -20,6 +20,7 @@ pub mod checkpoint;
 pub mod condition;
 pub mod context;
 pub mod cron;
+pub mod declared_fields;
 mod deflated;
 pub mod delivery;
 mod entry;
