@@ -1,6 +1,7 @@
 //! Size limits of files and states.
 //!
-//! Sizes are in bytes as those of [`value_size`] and [`Message::size`](super::message::Message::size).
+//! Sizes are in bytes, counted as [`value_size`] and [`Message::size`](super::message::Message::size) do: what is stored is
+//! slightly longer.
 
 use super::Invalid;
 use super::json_size::value_size;
