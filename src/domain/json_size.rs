@@ -24,7 +24,7 @@ pub fn value_size(value: &Value) -> usize {
     }
 }
 
-/// Returns the size of the fields of an object, as [`value_size`] does.
+/// Returns the size of the fields of an object, with their names, counted as [`value_size`] does.
 pub fn fields_size(fields: &Map<String, Value>) -> usize {
     fields
         .iter()
