@@ -6,19 +6,32 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::approval::{ApprovalRule, InterruptMode};
 use super::builtins::{
     APPROVAL, ASK_USER, FILES, LIMITS, MEMORY, PERMISSIONS, REPEATED_FAILURES, SKILLS, STORE, STRUCTURED, SUBAGENTS,
     SUMMARIZATION, TODOS, UNTIL,
 };
+use super::bundled_files::BundledFiles;
+use super::compat::{TaskDialect, UnknownSubagent};
+use super::configurable::Configurable;
+use super::execute::ExecuteRule;
+use super::general_purpose::GeneralPurpose;
+use super::inherit::Inherit;
 use super::mcp::McpServerDefinition;
-use super::{
-    ApprovalRule, BundledFiles, Configurable, ExecuteRule, GeneralPurpose, Headers, Inherit, InterruptMode, Location,
-    ModelNames, Permission, Policy, SkillSource, StoreRule, SummarizationRule, SystemPrompt, TaskDialect,
-    UnknownSubagent, UpdateStrategy, WorkspaceDefinition,
-};
+use super::model_names::ModelNames;
+use super::permission::Permission;
+use super::policy::Policy;
+use super::prompt::SystemPrompt;
+use super::source::SkillSource;
+use super::store::StoreRule;
+use super::summarization::SummarizationRule;
+use super::workspace::WorkspaceDefinition;
 use crate::domain::approvers::Approvers;
+use crate::domain::background::UpdateStrategy;
 use crate::domain::field::FieldDefinition;
+use crate::domain::headers::Headers;
 use crate::domain::limits::Limits;
+use crate::domain::stored::is_default;
 use crate::domain::visibility::Visibility;
 
 /// The default of the maximum number of steps of a run: the same as in the reference implementation.
@@ -440,11 +453,6 @@ impl AgentDefinition {
 }
 
 impl SubagentDefinition {
-    /// Returns whether the subagent is a model loop of this definition: neither a program nor another agent.
-    pub fn is_made_here(&self) -> bool {
-        self.runnable.is_none() && self.location() == Location::Inside
-    }
-
     /// Returns the specification of this fork of `caller`.
     pub fn fork_spec(&self, caller: &AgentSpec) -> AgentSpec {
         let is_there = |name: &str| caller.middleware.iter().any(|policy| policy.name == name);
@@ -478,11 +486,6 @@ pub enum OnPendingInterrupt {
     Drop,
     /// The message is refused.
     Reject,
-}
-
-/// Returns whether a field has its default value.
-pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 /// The agents that see an entry of the `context`.

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::SubagentDefinition;
+use super::agent::SubagentDefinition;
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::record::LARGEST_DEFINITION;
+use super::limits::LARGEST_DEFINITION;
 use crate::domain::input::read_initial;
 use crate::domain::message::Message;
 
@@ -40,9 +40,7 @@ impl SubagentDefinition {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::definition::ClientRules;
-    use crate::definition::check::ValidationContext;
-    use crate::definition::validate;
+    use crate::definition::{ClientRules, ValidationContext, validate};
 
     fn reported(mut subagent: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();

@@ -1,10 +1,9 @@
-//! Servers of tools: those of the Model Context Protocol and services behind HTTP, and the names of their tools.
+//! Servers of the Model Context Protocol, and the names of the tools of servers.
 //!
 //! Definitions name a tool as `server/tool`, and all tools of a server as `server/*`. Models know it under a name that
 //! every provider takes.
 //!
-//! `names` has these names, `filter` the lists of tools that are offered, and `servers` both kinds of servers with their
-//! owners.
+//! `names` has these names, `filter` the lists of tools that are offered, and `oauth` the access tokens.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,21 +11,23 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath};
-pub use super::mcp_oauth::{ClientAuthentication, McpOAuth, OAuthGrant};
+use super::headers::check_headers;
 use super::read_access::check_read_access;
+use super::tool::{AfterCrash, OnError};
 use super::words::{address_problem, is_word};
-use super::{AfterCrash, Headers, OnError, ReadAccess, check_headers};
+use crate::domain::headers::Headers;
 use crate::domain::loopback::is_protected;
+use crate::domain::read_access::ReadAccess;
 
 mod filter;
 mod names;
-mod servers;
+mod oauth;
 
 pub use filter::McpFilter;
 pub(super) use filter::filter_problems;
 pub(super) use names::{LONGEST_NAME, before_digest};
 pub use names::{McpReference, ToolNames, by_model_name, model_name, model_tool_name};
-pub use servers::{McpOwner, OwnedServers, ServerDefinition};
+pub use oauth::{ClientAuthentication, McpOAuth, OAuthGrant};
 
 /// The longest name of a server: it leaves room for that of the tool.
 const LONGEST_SERVER: usize = 32;

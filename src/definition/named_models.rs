@@ -1,7 +1,10 @@
 //! The models that a definition names.
 
+use super::agent::AgentDefinition;
 use super::diagnostic::FieldPath;
-use super::{AgentDefinition, ModelNames, Policy, SummarizationRule};
+use super::model_names::ModelNames;
+use super::policy::Policy;
+use super::summarization::SummarizationRule;
 
 /// A model that a definition names.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,9 +7,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath};
+use super::headers::check_headers;
 use super::mcp::LONGEST_TIMEOUT_S;
 use super::words::{address_problem, is_word};
-use super::{Headers, check_headers};
+use crate::domain::headers::Headers;
 
 /// A sandbox service behind HTTP. Workspaces of the kind `sandbox` name it.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]

@@ -6,12 +6,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::check::MOST_RETRIES;
 use super::diagnostic::{Diagnostic, FieldPath};
+use super::headers::check_headers;
 use super::mcp::{LONGEST_TIMEOUT_S, filter_problems, server_name_problem};
 use super::read_access::check_read_access;
+use super::tool::{AfterCrash, MOST_RETRIES, OnError};
 use super::words::address_problem;
-use super::{AfterCrash, Headers, OnError, ReadAccess, check_headers};
+use crate::domain::headers::Headers;
+use crate::domain::read_access::ReadAccess;
 
 /// The shortest pause between two looks at the list of tools, in seconds. Each is a request.
 const SHORTEST_REFRESH_S: f64 = 1.0;

@@ -2,11 +2,13 @@
 
 use serde_json::Value;
 
-use super::check::{ValidationContext, check_agent};
+use super::agent::AgentDefinition;
+use super::check::{check_agent, check_origin};
 use super::compat::deprecated;
-use super::record::LARGEST_DEFINITION;
-use super::source::check_origin;
-use super::{AgentDefinition, Diagnostic, FieldPath, Severity, is_echo, read};
+use super::diagnostic::{Diagnostic, FieldPath, Severity};
+use super::limits::LARGEST_DEFINITION;
+use super::read::{is_echo, read};
+use super::validation_context::ValidationContext;
 use crate::domain::serde_messages::for_json;
 
 /// The result of validating a definition.

@@ -1,7 +1,8 @@
 //! Checks names.
 
-use super::super::{AgentDefinition, ContextScoping, FieldPath};
 use super::Check;
+use crate::definition::agent::{AgentDefinition, ContextScoping};
+use crate::definition::diagnostic::FieldPath;
 use crate::definition::words::is_word;
 
 /// The longest name of an agent, in characters.
@@ -62,9 +63,7 @@ fn problem(name: &str, scoping: ContextScoping) -> Option<String> {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::definition::ClientRules;
-    use crate::definition::check::ValidationContext;
-    use crate::definition::validate;
+    use crate::definition::{ClientRules, ValidationContext, validate};
 
     fn reported(graph_id: &str, body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();

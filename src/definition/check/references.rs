@@ -1,16 +1,16 @@
-//! Subagents that are separate agents, defined elsewhere: on this server, or on another one.
-//!
-//! Such agents work in the background, on threads of their own, unless `async = false` lets the caller wait for them.
+//! Checks subagents that are separate agents, defined elsewhere: on this server, or on another one.
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::diagnostic::{Diagnostic, FieldPath, suggestion};
-use super::words::address_problem;
-use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition, SubagentMode, check_headers};
-use crate::domain::background::BackgroundAgent;
+use crate::definition::agent::{AgentDefinition, SubagentDefinition, SubagentMode};
+use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
+use crate::definition::general_purpose::GENERAL_PURPOSE;
+use crate::definition::headers::check_headers;
+use crate::definition::location::Location;
+use crate::definition::words::address_problem;
 use crate::domain::delivery::{MASKED_ADDRESS, is_masked};
 
 /// The fields that a reference to another agent may have: its name, the place of its definition, the way of calling it,
@@ -35,54 +35,7 @@ const FIELDS_OF_REFERENCES: [&str; 17] = [
     "notify_parent",
 ];
 
-/// The place where a subagent is defined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Location<'a> {
-    /// The definition of its parent.
-    Inside,
-    /// The agent of this `graph_id` on this server.
-    Local(&'a str),
-    /// The agent of this `graph_id` on the server at this address.
-    Remote {
-        /// The agent.
-        graph_id: &'a str,
-        /// The server.
-        url: &'a str,
-    },
-}
-
 impl SubagentDefinition {
-    /// Returns the place where the subagent is defined.
-    pub fn location(&self) -> Location<'_> {
-        match (&self.graph_id, &self.url) {
-            (None, _) => Location::Inside,
-            (Some(graph_id), None) => Location::Local(graph_id),
-            (Some(graph_id), Some(url)) => Location::Remote { graph_id, url },
-        }
-    }
-
-    /// Returns whether the subagent works in the background.
-    pub fn is_background(&self) -> bool {
-        self.graph_id.is_some() && self.in_background != Some(false)
-    }
-
-    /// Returns the description of the subagent for the agent that starts background tasks; `None` if the subagent does
-    /// not work in the background.
-    pub fn as_background_agent(&self) -> Option<BackgroundAgent> {
-        let graph_id = self.graph_id.clone().filter(|_| self.is_background())?;
-        Some(BackgroundAgent {
-            name: self.name.clone(),
-            description: self.description.clone(),
-            graph_id,
-            url: self.url.clone(),
-            headers: self.headers.clone(),
-            webhook: self.webhook.clone(),
-            update_strategy: self.update_strategy.unwrap_or_default(),
-            notify_parent: self.notify_parent.unwrap_or(true),
-            visibility: self.visibility.unwrap_or_default(),
-        })
-    }
-
     /// Checks the place where the subagent is defined; `field` is the field of the subagent.
     pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let mut findings = match self.location() {
@@ -227,16 +180,6 @@ pub(super) fn wrong<'n>(
 }
 
 impl AgentDefinition {
-    /// Returns the subagents for whose results the agent waits: those that its `task` tool offers.
-    pub fn synchronous(&self) -> impl Iterator<Item = &SubagentDefinition> {
-        self.subagents.iter().filter(|subagent| !subagent.is_background())
-    }
-
-    /// Returns the subagents that work in the background.
-    pub fn background(&self) -> impl Iterator<Item = &SubagentDefinition> {
-        self.subagents.iter().filter(|subagent| subagent.is_background())
-    }
-
     /// Reports subagents that are unknown agents of this server.
     pub fn unknown_agents(&self, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let list = FieldPath::of(["subagents"]);

@@ -1,9 +1,10 @@
-//! Agents and subagents that are programs which the embedding program has registered, and agents of other servers.
+//! Checks agents and subagents that are programs which the embedding program has registered, and agents of other servers.
 
-use super::check::ValidationContext;
-use super::diagnostic::{Diagnostic, FieldPath, suggestion};
-use super::remote::{check_url, given_fields_but, wrong};
-use super::{AgentDefinition, Location, SubagentDefinition, check_headers};
+use super::references::{check_url, given_fields_but, wrong};
+use crate::definition::agent::{AgentDefinition, SubagentDefinition};
+use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
+use crate::definition::headers::check_headers;
+use crate::definition::validation_context::ValidationContext;
 
 /// The fields that an agent may have that is a program.
 const FIELDS_OF_PROGRAMS: [&str; 10] = [
@@ -32,35 +33,6 @@ const FIELDS_OF_REMOTE_AGENTS: [&str; 8] = [
 ];
 
 impl AgentDefinition {
-    /// Returns whether the agent is a program, or an agent of another server.
-    pub fn is_program(&self) -> bool {
-        self.runnable.is_some() || self.graph_id.is_some() || self.url.is_some()
-    }
-
-    /// Returns the `graph_id` and the address of the agent of another server that this agent is.
-    pub fn remote(&self) -> Option<(&str, &str)> {
-        let url = self.url.as_deref()?;
-        Some((self.graph_id.as_deref()?, url))
-    }
-
-    /// Returns the agent of another server that this agent is, in the form of a subagent.
-    pub fn as_remote_subagent(&self) -> Option<SubagentDefinition> {
-        self.remote()?;
-        Some(SubagentDefinition {
-            name: self.name.clone().unwrap_or_default(),
-            graph_id: self.graph_id.clone(),
-            url: self.url.clone(),
-            headers: self.headers.clone(),
-            in_background: Some(false),
-            ..SubagentDefinition::default()
-        })
-    }
-
-    /// Returns in a few words what does the work of the agent: a model, a program, or another server.
-    pub fn worker(&self) -> String {
-        external_worker(self.runnable.as_deref(), self.remote()).unwrap_or_else(|| format!("model {}", self.model))
-    }
-
     /// Checks the names of programs.
     pub(super) fn check_registered(&self, context: &ValidationContext) -> Vec<Diagnostic> {
         let mut findings = vec![];
@@ -106,15 +78,6 @@ impl AgentDefinition {
     }
 }
 
-/// Returns in a few words what does the work of an agent instead of a model: a program, or another server.
-fn external_worker(runnable: Option<&str>, remote: Option<(&str, &str)>) -> Option<String> {
-    match (runnable, remote) {
-        (Some(program), _) => Some(format!("the program {program}")),
-        (None, Some((graph_id, url))) => Some(format!("agent {graph_id} at {url}")),
-        (None, None) => None,
-    }
-}
-
 /// Reports a program that is not registered.
 fn unknown_program(field: &FieldPath, name: &str, context: &ValidationContext) -> Option<Diagnostic> {
     if context.runnables.contains(name) {
@@ -126,15 +89,6 @@ fn unknown_program(field: &FieldPath, name: &str, context: &ValidationContext) -
 }
 
 impl SubagentDefinition {
-    /// Returns in a few words what does the work of the subagent instead of a model: a program, or another server.
-    pub(crate) fn external_worker(&self) -> Option<String> {
-        let remote = match self.location() {
-            Location::Remote { graph_id, url } => Some((graph_id, url)),
-            Location::Local(_) | Location::Inside => None,
-        };
-        external_worker(self.runnable.as_deref(), remote)
-    }
-
     fn check_runnable(&self, field: &FieldPath, context: &ValidationContext) -> Vec<Diagnostic> {
         let Some(name) = &self.runnable else { return vec![] };
         let mut findings: Vec<Diagnostic> = unknown_program(field, name, context).into_iter().collect();
@@ -154,9 +108,7 @@ impl SubagentDefinition {
 mod tests {
     use serde_json::json;
 
-    use crate::definition::ClientRules;
-    use crate::definition::check::{RegisteredPolicy, ValidationContext};
-    use crate::definition::validate;
+    use crate::definition::{ClientRules, RegisteredPolicy, ValidationContext, validate};
 
     fn context() -> ValidationContext {
         let set = |name: &str| [name.to_owned()].into_iter().collect();

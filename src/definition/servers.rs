@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::McpServerDefinition;
-use crate::definition::{AgentDefinition, FieldPath, Headers, ToolServerDefinition};
+use super::agent::AgentDefinition;
+use super::diagnostic::FieldPath;
+use super::mcp::McpServerDefinition;
+use super::tool_server::ToolServerDefinition;
+use crate::domain::headers::Headers;
 
 /// A server of tools of either kind.
 #[derive(Debug, Clone, PartialEq)]
