@@ -14,6 +14,7 @@ use super::builtins::{
 use super::bundled_files::BundledFiles;
 use super::compat::{TaskDialect, UnknownSubagent};
 use super::configurable::Configurable;
+use super::diagnostic::FieldPath;
 use super::execute::ExecuteRule;
 use super::general_purpose::GeneralPurpose;
 use super::inherit::Inherit;
@@ -445,7 +446,23 @@ pub const POLICY_FIELDS: [(&str, &[&str]); 14] = [
     (REPEATED_FAILURES, &["limits"]),
 ];
 
+/// Returns subagents, each with its field.
+pub(super) fn with_fields_mut(
+    subagents: &mut [SubagentDefinition],
+) -> impl Iterator<Item = (FieldPath, &mut SubagentDefinition)> {
+    let list = FieldPath::of(["subagents"]);
+    let all = subagents.iter_mut().enumerate();
+    all.map(move |(at, subagent)| (list.then(at), subagent))
+}
+
 impl AgentDefinition {
+    /// Returns the subagents, each with its field.
+    pub(super) fn subagents_with_fields(&self) -> impl Iterator<Item = (FieldPath, &SubagentDefinition)> {
+        let list = FieldPath::of(["subagents"]);
+        let all = self.subagents.iter().enumerate();
+        all.map(move |(at, subagent)| (list.then(at), subagent))
+    }
+
     /// Returns the name of the agent: the one that it has been given, or else its `graph_id`.
     pub fn name_or<'a>(&'a self, graph_id: &'a str) -> &'a str {
         self.name.as_deref().unwrap_or(graph_id)

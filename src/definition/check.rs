@@ -96,17 +96,17 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
     for (field, workspace) in agent.workspaces() {
         check.findings.extend(workspace.check(&field, &context.sandboxes));
     }
-    check.findings.extend(agent.check_execution(&agent.resolved()));
+    // The resolved form is checked, too, so that all spellings of one meaning are treated alike.
+    let resolved = agent.resolved();
+    check.findings.extend(agent.check_execution(&resolved));
     check.skills_and_memory(&top, &SkillsAndMemory::of_agent(agent));
-    check.policies(agent);
+    check.policies(agent, &resolved);
     check.state_fields(&top.then("state"), &agent.state);
-    check.general_purpose(agent, &agent.resolved());
+    check.general_purpose(agent, &resolved);
     if agent.unknown_subagent == Some(UnknownSubagent::Fallback) && agent.general_subagent().is_none() {
         let message = "is `fallback`, but there is no general-purpose subagent to fall back to";
         check.error(&top.then("unknown_subagent"), message);
     }
-    // The resolved form is checked, so that all spellings of one meaning are treated alike.
-    let resolved = agent.resolved();
     check.approvals(
         &top.then("interrupt_on"),
         &resolved.interrupt_on,

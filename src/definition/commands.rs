@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::agent::AgentDefinition;
+use super::agent::{AgentDefinition, with_fields_mut};
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::execute::{ExecuteRule, ExecuteSettings};
 use super::workspace::{WorkspaceDefinition, WorkspaceKind};
@@ -10,10 +10,8 @@ use super::workspace::{WorkspaceDefinition, WorkspaceKind};
 impl AgentDefinition {
     /// Returns the rules for commands that the agent and its subagents give, with their fields.
     pub(super) fn execute_rules(&self) -> Vec<(FieldPath, &ExecuteRule)> {
-        let below = self.subagents.iter().enumerate().filter_map(|(at, subagent)| {
-            let field = FieldPath::of(["subagents"]).then(at).then("execute");
-            Some((field, subagent.execute.as_ref()?))
-        });
+        let below = self.subagents_with_fields();
+        let below = below.filter_map(|(field, subagent)| Some((field.then("execute"), subagent.execute.as_ref()?)));
         std::iter::once((FieldPath::of(["execute"]), &self.execute))
             .chain(below)
             .collect()
@@ -25,10 +23,9 @@ impl AgentDefinition {
         if let ExecuteRule::Settings(settings) = &mut self.execute {
             findings.extend(settings.settle(&FieldPath::of(["execute"]), folder, variable));
         }
-        for (at, subagent) in self.subagents.iter_mut().enumerate() {
-            let field = FieldPath::of(["subagents"]).then(at).then("execute");
+        for (field, subagent) in with_fields_mut(&mut self.subagents) {
             if let Some(ExecuteRule::Settings(settings)) = &mut subagent.execute {
-                findings.extend(settings.settle(&field, folder, variable));
+                findings.extend(settings.settle(&field.then("execute"), folder, variable));
             }
         }
         findings
@@ -38,10 +35,8 @@ impl AgentDefinition {
     /// workspace on the disk.
     pub fn executing(&self) -> Vec<(FieldPath, ExecuteSettings, WorkspaceDefinition)> {
         let resolved = self.resolved();
-        let below = resolved.subagents.iter().enumerate().map(|(at, subagent)| {
-            let field = FieldPath::of(["subagents"]).then(at).then("execute");
-            (field, subagent.spec(&resolved))
-        });
+        let below = resolved.subagents_with_fields();
+        let below = below.map(|(field, subagent)| (field.then("execute"), subagent.spec(&resolved)));
         let all = std::iter::once((FieldPath::of(["execute"]), resolved.spec(""))).chain(below);
         all.filter_map(|(field, spec)| {
             let workspace = spec.workspace.of_commands()?.clone();

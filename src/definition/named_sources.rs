@@ -24,8 +24,7 @@ impl AgentDefinition {
         all.extend(of_policies(&FieldPath::of(["middleware"]), &self.middleware));
         let general = FieldPath::of(["general_purpose_subagent"]).then("middleware");
         all.extend(of_policies(&general, &self.general_purpose_subagent.middleware));
-        for (at, subagent) in self.subagents.iter().enumerate() {
-            let field = FieldPath::of(["subagents"]).then(at);
+        for (field, subagent) in self.subagents_with_fields() {
             all.extend(of_fields(
                 &field,
                 &subagent.skills,

@@ -2,17 +2,15 @@
 
 use std::path::Path;
 
-use super::agent::AgentDefinition;
+use super::agent::{AgentDefinition, with_fields_mut};
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::workspace::WorkspaceDefinition;
 
 impl AgentDefinition {
     /// Returns the workspaces of the agent and its subagents, with their fields.
     pub fn workspaces(&self) -> Vec<(FieldPath, &WorkspaceDefinition)> {
-        let below = self.subagents.iter().enumerate().filter_map(|(at, subagent)| {
-            let field = FieldPath::of(["subagents"]).then(at).then("workspace");
-            Some((field, subagent.workspace.as_ref()?))
-        });
+        let below = self.subagents_with_fields();
+        let below = below.filter_map(|(field, subagent)| Some((field.then("workspace"), subagent.workspace.as_ref()?)));
         std::iter::once((FieldPath::of(["workspace"]), &self.workspace))
             .chain(below)
             .collect()
@@ -22,14 +20,9 @@ impl AgentDefinition {
     /// with their fields.
     pub fn settle_workspaces(&mut self, folder: &Path) -> Vec<Diagnostic> {
         let mut roots = self.workspace.roots_mut(&FieldPath::of(["workspace"]));
-        for (at, subagent) in self.subagents.iter_mut().enumerate() {
-            let field = FieldPath::of(["subagents"]).then(at).then("workspace");
-            roots.extend(
-                subagent
-                    .workspace
-                    .iter_mut()
-                    .flat_map(|workspace| workspace.roots_mut(&field)),
-            );
+        for (field, subagent) in with_fields_mut(&mut self.subagents) {
+            let own = subagent.workspace.iter_mut();
+            roots.extend(own.flat_map(|workspace| workspace.roots_mut(&field.then("workspace"))));
         }
         let mut findings = vec![];
         for (field, root) in roots.into_iter().filter(|(_, root)| !root.as_os_str().is_empty()) {

@@ -46,8 +46,8 @@ impl ClientCheck<'_> {
         let general = &agent.general_purpose_subagent;
         self.tools(&field.then("tools"), general.tools.as_deref().unwrap_or_default());
         self.policies(&field.then("middleware"), &general.middleware);
-        for (at, subagent) in agent.subagents.iter().enumerate() {
-            self.subagent(&top.then("subagents").then(at), subagent);
+        for (field, subagent) in agent.subagents_with_fields() {
+            self.subagent(&field, subagent);
         }
     }
 

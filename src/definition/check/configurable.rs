@@ -8,9 +8,7 @@ use super::models::check_model;
 use crate::definition::agent::{AgentDefinition, SubagentDefinition};
 use crate::definition::choices::{MAX_SLOT_CHARS, MODEL, TOOLS};
 use crate::definition::configurable::Configurable;
-use crate::definition::description::parts;
 use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
-use crate::definition::prompt::SystemPrompt;
 use crate::definition::validation_context::ValidationContext;
 
 /// The maximum number of models, of tools and of slots.
@@ -69,7 +67,7 @@ impl AgentDefinition {
             let message = format!("has {} entries; at most {MOST} are allowed", slots.len());
             findings.push(Diagnostic::error(top.clone(), message));
         }
-        let texts: Vec<&str> = self.prompts().flat_map(SystemPrompt::parts).collect();
+        let texts: Vec<&str> = self.prompts().flat_map(|(_, prompt)| prompt.parts()).collect();
         for (name, default) in slots {
             let field = top.then(name);
             if name == MODEL || name == TOOLS {
@@ -104,14 +102,6 @@ impl AgentDefinition {
             .filter(|name| described.get(name).is_some())
             .map(conflict)
             .collect()
-    }
-
-    fn prompts(&self) -> impl Iterator<Item = &SystemPrompt> {
-        let below = self.subagents.iter().map(|subagent| &subagent.system_prompt);
-        [&self.system_prompt]
-            .into_iter()
-            .chain(&self.general_purpose_subagent.system_prompt)
-            .chain(below)
     }
 }
 

@@ -46,14 +46,11 @@ impl AgentDefinition {
         let rules = self.execute_rules();
         let mut findings: Vec<Diagnostic> = rules.iter().flat_map(|(field, rule)| rule.check(field)).collect();
         findings.extend(check_possible(&resolved.spec(""), &FieldPath::of(["execute"])));
-        for (at, subagent) in self.subagents.iter().enumerate() {
+        for ((field, subagent), own) in self.subagents_with_fields().zip(&resolved.subagents) {
             // A subagent that has the rule from its parent and another workspace has no such tool.
-            let own = resolved.subagents.get(at).filter(|_| subagent.execute.is_some());
-            let field = FieldPath::of(["subagents"]).then(at).then("execute");
-            findings.extend(
-                own.into_iter()
-                    .flat_map(|own| check_possible(&own.spec(resolved), &field)),
-            );
+            if subagent.execute.is_some() {
+                findings.extend(check_possible(&own.spec(resolved), &field.then("execute")));
+            }
         }
         findings
     }

@@ -70,12 +70,12 @@ impl Check<'_> {
             agent.human_message_token_limit_before_evict,
         );
         let mut all = vec![(FieldPath::default(), own)];
-        all.extend(agent.subagents.iter().enumerate().map(|(at, subagent)| {
+        all.extend(agent.subagents_with_fields().map(|(field, subagent)| {
             let own = limits(
                 subagent.tool_token_limit_before_evict,
                 subagent.human_message_token_limit_before_evict,
             );
-            (FieldPath::of(["subagents"]).then(at), own)
+            (field, own)
         }));
         for (place, limits) in all {
             for (name, _) in limits.into_iter().filter(|(_, limit)| limit.is_some()) {

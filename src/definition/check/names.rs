@@ -30,12 +30,9 @@ impl Check<'_> {
         let general = top.then("general_purpose_subagent").then("name");
         let own = [(top.then("name"), agent.name.as_deref())];
         let general = [(general, agent.general_purpose_subagent.name.as_deref())];
-        let list = top.then("subagents");
         let below = agent
-            .subagents
-            .iter()
-            .enumerate()
-            .map(|(at, one)| (list.then(at).then("name"), Some(&*one.name)));
+            .subagents_with_fields()
+            .map(|(field, subagent)| (field.then("name"), Some(&*subagent.name)));
         for (field, name) in own.into_iter().chain(general).chain(below) {
             let problem = name
                 .filter(|name| !name.trim().is_empty())

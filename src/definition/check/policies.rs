@@ -15,10 +15,9 @@ use crate::definition::permission::{self, Permission};
 use crate::definition::policy::Policy;
 
 impl Check<'_> {
-    pub(super) fn policies(&mut self, agent: &AgentDefinition) {
-        let resolved = agent.resolved();
+    pub(super) fn policies(&mut self, agent: &AgentDefinition, resolved: &AgentDefinition) {
         self.findings.extend(agent.check_policies(self.context));
-        let tools = toolset::with_delegation(toolset::of_agent(&resolved), &resolved);
+        let tools = toolset::with_delegation(toolset::of_agent(resolved), resolved);
         self.tools_of_policies(&FieldPath::of(["middleware"]), &agent.middleware, &tools);
         let permissions = FieldPath::of(["permissions"]);
         self.findings
@@ -34,26 +33,25 @@ impl Check<'_> {
             &fields,
             self.context,
         ));
-        let tools = toolset::with_delegation(toolset::of_general(&resolved), &resolved);
+        let tools = toolset::with_delegation(toolset::of_general(resolved), resolved);
         self.tools_of_policies(&field.then("middleware"), &general.middleware, &tools);
         self.findings.extend(check_inheritance(
             &field,
             &general.inherit,
             &general.block_middleware,
-            &resolved,
+            resolved,
             self.context,
         ));
-        for (at, subagent) in agent.subagents.iter().enumerate() {
-            let field = FieldPath::of(["subagents"]).then(at);
+        for ((field, subagent), own) in agent.subagents_with_fields().zip(&resolved.subagents) {
             self.findings.extend(subagent.check_policies(&field, self.context));
-            let tools = toolset::of_subagent(&resolved.subagents[at], &resolved);
-            let tools = toolset::with_delegation(tools, &resolved);
+            let tools = toolset::of_subagent(own, resolved);
+            let tools = toolset::with_delegation(tools, resolved);
             self.tools_of_policies(&field.then("middleware"), &subagent.middleware, &tools);
             self.findings.extend(check_inheritance(
                 &field,
                 &subagent.inherit,
                 &subagent.block_middleware,
-                &resolved,
+                resolved,
                 self.context,
             ));
             let permissions = subagent.permissions.as_deref().unwrap_or_default();

@@ -35,12 +35,9 @@ const FIELDS_OF_REMOTE_AGENTS: [&str; 8] = [
 impl AgentDefinition {
     /// Checks the names of programs.
     pub(super) fn check_registered(&self, context: &ValidationContext) -> Vec<Diagnostic> {
-        let mut findings = vec![];
-        for (at, subagent) in self.subagents.iter().enumerate() {
-            let field = FieldPath::of(["subagents"]).then(at);
-            findings.extend(subagent.check_runnable(&field, context));
-        }
-        findings
+        self.subagents_with_fields()
+            .flat_map(|(field, subagent)| subagent.check_runnable(&field, context))
+            .collect()
     }
 
     /// Checks what is particular to an agent that is a program, or an agent of another server.

@@ -182,9 +182,8 @@ pub(super) fn wrong<'n>(
 impl AgentDefinition {
     /// Reports subagents that are unknown agents of this server.
     pub fn unknown_agents(&self, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
-        let list = FieldPath::of(["subagents"]);
-        let all = self.subagents.iter().enumerate();
-        all.filter_map(|(at, subagent)| subagent.unknown_agent(&list.then(at), agents))
+        self.subagents_with_fields()
+            .filter_map(|(field, subagent)| subagent.unknown_agent(&field, agents))
             .collect()
     }
 
@@ -193,15 +192,16 @@ impl AgentDefinition {
     pub(super) fn check_background_names(&self) -> Vec<Diagnostic> {
         let general = &self.general_purpose_subagent;
         let taken = general.name.as_deref().unwrap_or(GENERAL_PURPOSE);
-        let all = self.subagents.iter().enumerate();
-        let twins = all.filter(|(_, subagent)| general.enabled && subagent.is_background() && subagent.name == taken);
+        let is_twin = |subagent: &SubagentDefinition| subagent.is_background() && subagent.name == taken;
+        let twins = self
+            .subagents_with_fields()
+            .filter(|(_, subagent)| general.enabled && is_twin(subagent));
         let message = format!(
             "`{taken}` is the name of the general-purpose subagent; choose another, or switch that one off: \
              `general_purpose_subagent.enabled = false`"
         );
-        let field = |at: usize| FieldPath::of(["subagents"]).then(at).then("name");
         twins
-            .map(|(at, _)| Diagnostic::error(field(at), message.clone()))
+            .map(|(field, _)| Diagnostic::error(field.then("name"), message.clone()))
             .collect()
     }
 }

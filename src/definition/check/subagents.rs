@@ -32,11 +32,9 @@ impl Check<'_> {
     }
 
     pub(super) fn subagents(&mut self, agent: &AgentDefinition, resolved: &AgentDefinition) {
-        let list = FieldPath::of(["subagents"]);
         let mut names: BTreeMap<&str, usize> = BTreeMap::new();
         let mut descriptions: BTreeMap<&str, usize> = BTreeMap::new();
-        for (at, subagent) in agent.subagents.iter().enumerate() {
-            let field = list.then(at);
+        for (at, (field, subagent)) in agent.subagents_with_fields().enumerate() {
             self.required(&field.then("name"), &subagent.name, "the name it is called by");
             self.required(
                 &field.then("description"),
@@ -66,8 +64,7 @@ impl Check<'_> {
     pub(super) fn locations(&mut self, graph_id: &str, agent: &AgentDefinition) {
         let mut agents = self.context.agents.clone();
         agents.insert(graph_id.to_owned());
-        for (at, subagent) in agent.subagents.iter().enumerate() {
-            let field = FieldPath::of(["subagents"]).then(at);
+        for (field, subagent) in agent.subagents_with_fields() {
             self.findings.extend(subagent.check_location(&field, &agents));
         }
         self.findings.extend(agent.check_background_names());
