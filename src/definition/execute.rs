@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::diagnostic::{Diagnostic, FieldPath};
+use super::diagnostic::{Diagnostic, FieldPath, errors_of_given};
 use super::switch::SwitchOrTable;
 use super::tool::AfterCrash;
 use super::words::is_word;
@@ -271,10 +271,7 @@ impl ExecuteSettings {
             ("shell", self.shell != usual.shell),
         ];
         let message = "is for commands on this machine; a sandbox service has limits and an environment of its own";
-        let given = changed.into_iter().filter(|(_, is_changed)| *is_changed);
-        given
-            .map(|(name, _)| Diagnostic::error(field.then(name), message))
-            .collect()
+        errors_of_given(field, changed, message)
     }
 
     /// Reads the values of variables, and makes paths absolute. Returns the problems, with their fields.

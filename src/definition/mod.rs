@@ -7,7 +7,7 @@
 //! | the mistakes, and the checks of single words, addresses and paths | `diagnostic`, `words` |
 //! | the reader, which reports all wrong shapes at once | `read`, with `strict` and `switch` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
-//! | the values of fields, each with the checks that need nothing else | `answer`, `approval`, `configurable`, `execute`, `general_purpose`, `headers`, `inherit`, `model_names`, `model_settings`, `permission`, `policy`, `prompt`, `read_access`, `schema`, `source`, `store`, `summarization`, `workspace` |
+//! | the values of fields, each with the checks that need nothing else | `answer`, `approval`, `configurable`, `execute`, `general_purpose`, `headers`, `inherit`, `model_names`, `model_settings`, `namespace`, `permission`, `policy`, `prompt`, `read_access`, `schema`, `source`, `store`, `summarization`, `workspace` |
 //! | the spellings of other systems and of older times | `compat` |
 //! | tools, and the servers that have some | `tool`, `mcp`, `tool_server`; `sandbox_service` for sandboxes |
 //! | the rules for calls that permissions give, and their patterns | `call_rules`, `patterns` |
@@ -56,6 +56,7 @@ mod model_names;
 mod model_settings;
 mod named_models;
 mod named_sources;
+mod namespace;
 mod patterns;
 mod permission;
 mod policy;

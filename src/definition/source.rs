@@ -8,7 +8,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::bundled_files::{self, FOLDER, is_relative};
-use super::diagnostic::{Diagnostic, FieldPath};
+use super::diagnostic::{Diagnostic, FieldPath, check_length};
 use crate::domain::path::{below, normalise};
 
 /// The maximum number of sources of one kind.
@@ -107,13 +107,7 @@ pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Di
 
 /// Checks a list of files or folders in `field`.
 pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<Item = &'a str>) -> Vec<Diagnostic> {
-    let mut findings = vec![];
-    if paths.len() > MOST {
-        findings.push(Diagnostic::error(
-            field.clone(),
-            format!("has {} entries; at most {MOST} are allowed", paths.len()),
-        ));
-    }
+    let mut findings: Vec<Diagnostic> = check_length(field, paths.len(), MOST).into_iter().collect();
     let mut seen = BTreeSet::new();
     for (at, path) in paths.enumerate() {
         let place = field.then(at);

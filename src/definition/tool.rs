@@ -11,14 +11,12 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::headers::check_headers;
 use super::read_access::check_read_access;
 use super::schema::check_object_schema;
-use super::words::{address_problem, is_word};
+use super::words::{address_problem, is_word, timeout_problem};
 use crate::domain::headers::Headers;
 use crate::domain::read_access::ReadAccess;
 
 /// The maximum of `max_retries`.
 pub const MOST_RETRIES: u32 = 10;
-/// The longest time-out of a tool, in seconds.
-const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// A tool that agents can name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -135,10 +133,8 @@ impl ToolDefinition {
             error("read_access", "goes with `kind = \"http\"` only".to_owned());
         }
         findings.extend(check_read_access(&top.then("read_access"), &self.read_access));
-        if !(self.timeout_s > 0.0 && self.timeout_s <= LONGEST_TIMEOUT_S) {
-            let message = format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds");
-            findings.push(Diagnostic::error(top.then("timeout_s"), message));
-        }
+        findings
+            .extend(timeout_problem(self.timeout_s).map(|problem| Diagnostic::error(top.then("timeout_s"), problem)));
         findings
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
-use crate::domain::item::template::NamespaceTemplate;
+use super::namespace::check_namespace;
 use crate::domain::path::{below, is_bundled, normalise};
 use crate::domain::stored::is_default;
 
@@ -285,14 +285,7 @@ impl WorkspaceDefinition {
 
     fn check_namespace(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let Some(labels) = &self.namespace else { return vec![] };
-        let wrong = NamespaceTemplate::read(labels).err().unwrap_or_default();
-        let mut findings: Vec<Diagnostic> = wrong
-            .into_iter()
-            .map(|(at, reason)| match at {
-                Some(at) => Diagnostic::error(field.then(at), reason),
-                None => Diagnostic::error(field.clone(), reason),
-            })
-            .collect();
+        let mut findings = check_namespace(field, labels);
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_@+:~{}".contains(letter);
         for (at, label) in labels.iter().enumerate() {
             if !label.is_empty() && !label.contains('.') && !label.chars().all(is_plain) {

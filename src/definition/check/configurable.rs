@@ -8,7 +8,7 @@ use super::models::check_model;
 use crate::definition::agent::{AgentDefinition, SubagentDefinition};
 use crate::definition::choices::{MAX_SLOT_CHARS, MODEL, TOOLS};
 use crate::definition::configurable::Configurable;
-use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
+use crate::definition::diagnostic::{Diagnostic, FieldPath, check_length, suggestion};
 use crate::definition::validation_context::ValidationContext;
 
 /// The maximum number of models, of tools and of slots.
@@ -26,10 +26,7 @@ impl AgentDefinition {
                 let field = top.then(name).then(at);
                 findings.push(Diagnostic::error(field, format!("`{item}` is listed twice")));
             }
-            if list.len() > MOST {
-                let message = format!("has {} entries; at most {MOST} are allowed", list.len());
-                findings.push(Diagnostic::error(top.then(name), message));
-            }
+            findings.extend(check_length(&top.then(name), list.len(), MOST));
         }
         for (at, model) in models.iter().enumerate() {
             findings.extend(check_model(&top.then("models").then(at), model, context));
@@ -62,11 +59,7 @@ impl AgentDefinition {
 
     fn check_slots(&self, top: &FieldPath) -> Vec<Diagnostic> {
         let slots = &self.configurable.prompt_slots;
-        let mut findings = vec![];
-        if slots.len() > MOST {
-            let message = format!("has {} entries; at most {MOST} are allowed", slots.len());
-            findings.push(Diagnostic::error(top.clone(), message));
-        }
+        let mut findings: Vec<Diagnostic> = check_length(top, slots.len(), MOST).into_iter().collect();
         let texts: Vec<&str> = self.prompts().flat_map(|(_, prompt)| prompt.parts()).collect();
         for (name, default) in slots {
             let field = top.then(name);

@@ -27,7 +27,7 @@ pub(super) fn check_inheritance(
         }
     }
     for (at, name) in blocked.iter().enumerate() {
-        let problem = name_problem(name, context).map(|problem| problem.replace("is not listed", "cannot be blocked"));
+        let problem = name_problem(name, "cannot be blocked", context);
         findings.extend(problem.map(|problem| Diagnostic::error(field.then("block_middleware").then(at), problem)));
     }
     findings

@@ -73,7 +73,7 @@ pub(super) fn check_list(
     for (at, policy) in policies.iter().enumerate() {
         let field = list.then(at);
         let name = policy.name.as_str();
-        if let Some(problem) = name_problem(name, context).filter(|_| !is_replacement(name, context)) {
+        if let Some(problem) = name_problem(name, "is not listed", context).filter(|_| !is_replacement(name, context)) {
             findings.push(Diagnostic::error(field, problem));
         } else if let Some(problem) = (!seen.insert(context.instance_of(policy))).then(|| context.repeated(name)) {
             findings.push(Diagnostic::error(field, problem));
@@ -97,10 +97,11 @@ fn is_replacement(name: &str, context: &ValidationContext) -> bool {
     context.middleware.contains_key(name) && Builtin::find(name).is_some_and(|builtin| builtin.is_replaceable)
 }
 
-/// Returns the reason why no policy of the server with this name can be listed, and why there is no other.
-pub(super) fn name_problem(name: &str, context: &ValidationContext) -> Option<String> {
+/// Returns the reason why a policy of this name can be neither listed nor blocked: none has the name, or that one is
+/// always there, and `refusal` says so.
+pub(super) fn name_problem(name: &str, refusal: &str, context: &ValidationContext) -> Option<String> {
     if let Some(Listing::Always(why)) = Builtin::find(name).map(|builtin| &builtin.listing) {
-        return Some(format!("`{name}` is not listed: it {why}"));
+        return Some(format!("`{name}` {refusal}: it {why}"));
     }
     if Builtin::is_listed(name) || context.middleware.contains_key(name) {
         return None;

@@ -49,8 +49,7 @@ impl HarnessProfile {
             findings.push(Diagnostic::error(field, format!("there is no tool `{tool}`; {known}")));
         }
         for (at, name) in self.excluded_middleware.iter().enumerate() {
-            let problem =
-                name_problem(name, context).map(|reported| reported.replace("is not listed", "cannot be excluded"));
+            let problem = name_problem(name, "cannot be excluded", context);
             let field = top.then("excluded_middleware").then(at);
             findings.extend(problem.map(|problem| Diagnostic::error(field, problem)));
         }

@@ -1,8 +1,8 @@
 //! Checks agents and subagents that are programs which the embedding program has registered, and agents of other servers.
 
-use super::references::{check_url, given_fields_but, wrong};
+use super::references::{check_url, given_fields_but};
 use crate::definition::agent::{AgentDefinition, SubagentDefinition};
-use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
+use crate::definition::diagnostic::{Diagnostic, FieldPath, errors_of_given, suggestion};
 use crate::definition::headers::check_headers;
 use crate::definition::validation_context::ValidationContext;
 
@@ -47,14 +47,14 @@ impl AgentDefinition {
             let senseless = given_fields_but(self, &FIELDS_OF_PROGRAMS);
             let senseless = senseless.iter().map(|name| (name.as_str(), true));
             let why = "goes without `runnable` only: the program does everything itself";
-            let mut findings = wrong(&top, senseless, why);
+            let mut findings = errors_of_given(&top, senseless, why);
             findings.extend(unknown_program(&top, name, context));
             return findings;
         }
         let senseless = given_fields_but(self, &FIELDS_OF_REMOTE_AGENTS);
         let senseless = senseless.iter().map(|name| (name.as_str(), true));
         let why = "goes without `graph_id` and `url` only: that agent is defined on its server";
-        let mut findings = wrong(&top, senseless, why);
+        let mut findings = errors_of_given(&top, senseless, why);
         match self.graph_id.as_deref().map(str::trim) {
             Some("") | None => {
                 let message = "must be given: the agent of the server at `url`";
@@ -92,7 +92,7 @@ impl SubagentDefinition {
         let own_fields = self.own_fields();
         let own_fields = own_fields.iter().map(|name| (name.as_str(), true));
         let senseless = own_fields.chain([("recursion_limit", self.recursion_limit.is_some())]);
-        findings.extend(wrong(
+        findings.extend(errors_of_given(
             field,
             senseless,
             "goes without `runnable` only: the program does everything itself",

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::definition::agent::{AgentDefinition, SubagentDefinition, SubagentMode};
-use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
+use crate::definition::diagnostic::{Diagnostic, FieldPath, errors_of_given, suggestion};
 use crate::definition::general_purpose::GENERAL_PURPOSE;
 use crate::definition::headers::check_headers;
 use crate::definition::location::Location;
@@ -83,7 +83,7 @@ impl SubagentDefinition {
             ("update_strategy", self.update_strategy.is_some()),
             ("notify_parent", self.notify_parent.is_some()),
         ];
-        wrong(
+        errors_of_given(
             field,
             given,
             "goes with `graph_id` only: it is about an agent defined elsewhere",
@@ -104,7 +104,7 @@ impl SubagentDefinition {
         ];
         let own_fields = self.own_fields();
         let own_fields = own_fields.iter().map(|name| (name.as_str(), true));
-        let mut findings = wrong(
+        let mut findings = errors_of_given(
             field,
             own_fields.chain(more),
             "goes without `graph_id` only: that agent is defined elsewhere",
@@ -125,7 +125,7 @@ impl SubagentDefinition {
             ("update_strategy", self.update_strategy.is_some()),
             ("notify_parent", self.notify_parent.is_some()),
         ];
-        wrong(
+        errors_of_given(
             field,
             given,
             "is for subagents in the background, and `async = false` makes this one synchronous",
@@ -164,18 +164,6 @@ pub(super) fn given_fields_but<T: Serialize + Default>(definition: &T, but: &[&s
     given
         .filter(|(name, value)| left_out.get(name) != Some(value) && !but.contains(&name.as_str()))
         .map(|(name, _)| name)
-        .collect()
-}
-
-/// Reports fields that are given but not allowed.
-pub(super) fn wrong<'n>(
-    field: &FieldPath,
-    given: impl IntoIterator<Item = (&'n str, bool)>,
-    why: &str,
-) -> Vec<Diagnostic> {
-    let wrong = given.into_iter().filter(|(_, is_given)| *is_given);
-    wrong
-        .map(|(name, _)| Diagnostic::error(field.then(name), why))
         .collect()
 }
 

@@ -6,7 +6,7 @@ use super::skills::SkillsAndMemory;
 use super::tools::is_among;
 use super::{Check, toolset};
 use crate::definition::agent::{AgentDefinition, SubagentDefinition, SubagentMode};
-use crate::definition::diagnostic::{FieldPath, suggestion};
+use crate::definition::diagnostic::{FieldPath, errors_of_given, suggestion};
 use crate::definition::inherit::Inherit;
 use crate::definition::mcp::check_servers;
 use crate::definition::model_settings::check_settings;
@@ -166,12 +166,8 @@ impl Check<'_> {
             ("inherit", subagent.inherit != Inherit::default()),
             ("block_middleware", !subagent.block_middleware.is_empty()),
         ];
-        for (name, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
-            self.error(
-                &field.then(name),
-                "goes without `mode = \"fork\"` only: a fork has what its caller has",
-            );
-        }
+        let message = "goes without `mode = \"fork\"` only: a fork has what its caller has";
+        self.findings.extend(errors_of_given(field, given, message));
         let costly = [("tools", subagent.tools.is_some()), ("model", subagent.model.is_some())];
         for (name, _) in costly.into_iter().filter(|(_, is_given)| *is_given) {
             let message = "differs from the caller's, so that no provider can reuse what it has read for the caller";
