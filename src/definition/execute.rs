@@ -8,8 +8,8 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath, errors_of_given};
-use super::switch::SwitchOrTable;
 use super::tool::AfterCrash;
+use super::untagged::SwitchOrTable;
 use super::words::is_word;
 use super::workspace::WorkspaceDefinition;
 

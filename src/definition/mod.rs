@@ -5,7 +5,7 @@
 //! | To see | Open |
 //! |---|---|
 //! | the mistakes, and the checks of single words, addresses and paths | `diagnostic`, `words` |
-//! | the reader, which reports all wrong shapes at once | `read`, with `strict` and `switch` |
+//! | the reader, which reports all wrong shapes at once | `read`, with `strict` and `untagged` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
 //! | the values of fields, each with the checks that need nothing else | `answer`, `approval`, `configurable`, `execute`, `general_purpose`, `headers`, `inherit`, `model_names`, `model_settings`, `namespace`, `permission`, `policy`, `prompt`, `read_access`, `schema`, `source`, `store`, `summarization`, `workspace` |
 //! | the spellings of other systems and of older times | `compat` |
@@ -75,9 +75,9 @@ mod source;
 mod store;
 mod strict;
 mod summarization;
-mod switch;
 mod tool;
 mod tool_server;
+mod untagged;
 mod validate;
 mod validation_context;
 pub mod words;

@@ -1,14 +1,11 @@
 //! A policy of an agent that a definition lists by name, with its settings.
 
-use std::fmt;
-
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::builtins::OTHER_NAMES;
 use super::diagnostic::FieldPath;
+use super::untagged::TextOrTable;
 
 /// A policy by its name, with its settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,33 +58,18 @@ impl Serialize for Policy {
 }
 
 impl<'de> Deserialize<'de> for Policy {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Listed;
-
-        impl<'de> Visitor<'de> for Listed {
-            type Value = Policy;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a policy or a table with `name` and its settings")
-            }
-
-            fn visit_str<E>(self, name: &str) -> Result<Policy, E> {
-                Ok(Policy::named(name))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
-                let mut settings = Map::deserialize(MapAccessDeserializer::new(map))?;
-                let name = match settings.shift_remove("name") {
-                    Some(Value::String(name)) => name,
-                    Some(_) | None => String::new(),
-                };
-                rename(&name, &mut settings);
-                Ok(Policy { name, settings })
-            }
-        }
-
-        deserializer.deserialize_any(Listed)
+        let expected = "the name of a policy or a table with `name` and its settings";
+        let mut settings: Map<String, Value> = match TextOrTable::read(deserializer, expected)? {
+            TextOrTable::Text(name) => return Ok(Self::named(&name)),
+            TextOrTable::Table(settings) => settings,
+        };
+        let name = match settings.shift_remove("name") {
+            Some(Value::String(name)) => name,
+            Some(_) | None => String::new(),
+        };
+        rename(&name, &mut settings);
+        Ok(Self { name, settings })
     }
 }
 

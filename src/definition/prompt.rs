@@ -1,14 +1,13 @@
 //! The instructions of an agent: a text, or blocks of text, some of which are marked for the provider's cache.
 
-use std::fmt::{self, Write};
+use std::fmt::Write;
 
-use serde::de::value::SeqAccessDeserializer;
-use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::description::{Part, parts};
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::limits::LARGEST_DEFINITION;
+use super::untagged::TextOrList;
 
 /// The maximum number of blocks of the instructions of one agent.
 const MOST_BLOCKS: usize = 64;
@@ -229,27 +228,12 @@ impl SystemPrompt {
 }
 
 impl<'de> Deserialize<'de> for SystemPrompt {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Prompt;
-
-        impl<'de> Visitor<'de> for Prompt {
-            type Value = SystemPrompt;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text or a list of blocks like { type = \"text\", text = \"…\" }")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<SystemPrompt, E> {
-                Ok(text.into())
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, blocks: A) -> Result<SystemPrompt, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(blocks)).map(SystemPrompt::Blocks)
-            }
-        }
-
-        deserializer.deserialize_any(Prompt)
+        let expected = "a text or a list of blocks like { type = \"text\", text = \"…\" }";
+        Ok(match TextOrList::read(deserializer, expected)? {
+            TextOrList::Text(text) => Self::Text(text),
+            TextOrList::List(blocks) => Self::Blocks(blocks),
+        })
     }
 }
 

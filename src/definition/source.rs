@@ -1,14 +1,12 @@
 //! The sources of an agent's skills and memory.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::bundled_files::{self, FOLDER, is_relative};
 use super::diagnostic::{Diagnostic, FieldPath, check_length};
+use super::untagged::TextOrTable;
 use crate::domain::path::{below, normalise};
 
 /// The maximum number of sources of one kind.
@@ -66,27 +64,12 @@ impl SkillSource {
 }
 
 impl<'de> Deserialize<'de> for SkillSource {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Source;
-
-        impl<'de> Visitor<'de> for Source {
-            type Value = SkillSource;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a path or a table with `path` and `label`")
-            }
-
-            fn visit_str<E>(self, path: &str) -> Result<SkillSource, E> {
-                Ok(SkillSource::Path(path.to_owned()))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SkillSource, A::Error> {
-                LabelledSource::deserialize(MapAccessDeserializer::new(map)).map(SkillSource::Labelled)
-            }
-        }
-
-        deserializer.deserialize_any(Source)
+        let expected = "a path or a table with `path` and `label`";
+        Ok(match TextOrTable::read(deserializer, expected)? {
+            TextOrTable::Text(path) => Self::Path(path),
+            TextOrTable::Table(labelled) => Self::Labelled(labelled),
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::builtins::{Builtin, STORE};
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::namespace::check_namespace;
-use super::switch::SwitchOrTable;
+use super::untagged::SwitchOrTable;
 
 /// The rule for an agent's access to the Store.
 #[derive(Debug, Clone, PartialEq, Serialize)]
