@@ -1,5 +1,6 @@
 //! A policy of an agent that a definition lists by name, with its settings.
 
+use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
