@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::namespace::check_namespace;
 use crate::domain::path::{below, is_bundled, normalise};
+use crate::domain::pattern::trunk;
 use crate::domain::stored::is_default;
 
 /// The maximum number of routes.
