@@ -14,6 +14,7 @@ use super::builtins::{
 use super::bundled_files::BundledFiles;
 use super::compat::{TaskDialect, UnknownSubagent};
 use super::configurable::Configurable;
+use super::context_scoping::ContextScoping;
 use super::diagnostic::FieldPath;
 use super::execute::ExecuteRule;
 use super::general_purpose::GeneralPurpose;
@@ -26,7 +27,8 @@ use super::prompt::SystemPrompt;
 use super::source::SkillSource;
 use super::store::StoreRule;
 use super::summarization::SummarizationRule;
-use super::workspace::WorkspaceDefinition;
+use super::until_tool::UntilTool;
+use super::workspace::{Workspace, WorkspaceDefinition};
 use crate::domain::approvers::Approvers;
 use crate::domain::background::UpdateStrategy;
 use crate::domain::field::FieldDefinition;
@@ -483,17 +485,6 @@ impl SubagentDefinition {
     }
 }
 
-/// The place where file tools work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Workspace {
-    /// In the state of the thread, shared with subagents.
-    #[default]
-    State,
-    /// Nowhere: the agent has no file tools.
-    None,
-}
-
 /// The effect of an ordinary message on a pending interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -503,47 +494,6 @@ pub enum OnPendingInterrupt {
     Drop,
     /// The message is refused.
     Reject,
-}
-
-/// The agents that see an entry of the `context`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ContextScoping {
-    /// Every agent of the run.
-    #[default]
-    Shared,
-    /// Keys of the form `name:key` reach only the agent called `name`. All other keys reach every agent.
-    Prefix,
-}
-
-impl ContextScoping {
-    /// Returns whether `agent` sees the entry `key`.
-    pub fn reaches(self, key: &str, agent: &str) -> bool {
-        match (self, key.split_once(':')) {
-            (Self::Prefix, Some((name, _))) => name == agent,
-            (Self::Prefix, None) | (Self::Shared, _) => true,
-        }
-    }
-}
-
-/// The tools that end a subagent's work: one name, or several.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "must be the name of a tool or a list of names")]
-pub enum UntilTool {
-    /// One tool.
-    One(String),
-    /// Any of these tools: the first that succeeds.
-    Any(Vec<String>),
-}
-
-impl UntilTool {
-    /// Returns the names.
-    pub fn names(&self) -> &[String] {
-        match self {
-            Self::One(name) => std::slice::from_ref(name),
-            Self::Any(names) => names,
-        }
-    }
 }
 
 /// The conversation with which a subagent begins.

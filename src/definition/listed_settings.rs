@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::agent::UntilTool;
 use super::approval::{ApprovalRule, InterruptMode};
 use super::builtins::{APPROVAL, ASK_USER, MEMORY, SKILLS, STORE, TODOS, UNTIL};
 use super::policy::Policy;
 use super::read::read;
 use super::source::SkillSource;
 use super::store::{NamespaceAccess, StoreRule};
+use super::until_tool::UntilTool;
 
 /// The settings of all built-in policies; each has some of them.
 #[derive(Debug, Default, Deserialize)]

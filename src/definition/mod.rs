@@ -7,7 +7,7 @@
 //! | the mistakes, and the checks of single words, addresses and paths | `diagnostic`, `words` |
 //! | the reader, which reports all wrong shapes at once | `read`, with `strict` and `untagged` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
-//! | the values of fields, each with the checks that need nothing else | `answer`, `approval`, `configurable`, `execute`, `general_purpose`, `headers`, `inherit`, `model_names`, `model_settings`, `namespace`, `permission`, `policy`, `prompt`, `read_access`, `schema`, `source`, `store`, `summarization`, `workspace` |
+//! | the values of fields, each with the checks that need nothing else | `answer`, `approval`, `configurable`, `context_scoping`, `execute`, `general_purpose`, `headers`, `inherit`, `model_names`, `model_settings`, `namespace`, `permission`, `policy`, `prompt`, `read_access`, `schema`, `source`, `store`, `summarization`, `until_tool`, `workspace` |
 //! | the spellings of other systems and of older times | `compat` |
 //! | tools, and the servers that have some | `tool`, `mcp`, `tool_server`; `sandbox_service` for sandboxes |
 //! | the rules for calls that permissions give, and their patterns | `call_rules`, `patterns` |
@@ -38,6 +38,7 @@ mod clients;
 mod commands;
 pub mod compat;
 mod configurable;
+mod context_scoping;
 mod delegates;
 pub mod description;
 mod diagnostic;
@@ -78,6 +79,7 @@ mod summarization;
 mod tool;
 mod tool_server;
 mod untagged;
+mod until_tool;
 mod validate;
 mod validation_context;
 pub mod words;
@@ -85,8 +87,8 @@ mod workspace;
 mod workspaces;
 
 pub use agent::{
-    AgentDefinition, AgentSpec, ContextScoping, INHERITED_FIELDS, OnPendingInterrupt, POLICY_FIELDS, STEP_LIMIT,
-    SubagentDefinition, SubagentMode, UntilTool, Workspace,
+    AgentDefinition, AgentSpec, INHERITED_FIELDS, OnPendingInterrupt, POLICY_FIELDS, STEP_LIMIT, SubagentDefinition,
+    SubagentMode,
 };
 pub use answer::{AnswerFormat, AnswerStrategy, HandleErrors, form_name, form_problem};
 pub use approval::{ApprovalChoices, ApprovalRule, ExpiryDecision, InterruptMode, MAX_EXPIRY_S};
@@ -95,6 +97,7 @@ pub use call_rules::CallRules;
 pub use clients::ClientRules;
 pub use compat::{TaskDialect, UnknownSubagent};
 pub use configurable::Configurable;
+pub use context_scoping::ContextScoping;
 pub use diagnostic::{Diagnostic, FieldPath, Segment, Severity, nearest, suggestion};
 pub use execute::{CommandEnvironment, CommandNetwork, ExecuteRule, ExecuteSettings, Isolation};
 pub use general_purpose::{GENERAL_PURPOSE, GeneralPurpose};
@@ -119,9 +122,10 @@ pub use store::{NamespaceAccess, StoreRule};
 pub use summarization::{ContextLength, ContextTrigger, SummarizationRule, SummarizationSettings};
 pub use tool::{AfterCrash, BUILT_IN, MOST_RETRIES, OnError, ToolDefinition, ToolKind, tool_name_problem};
 pub use tool_server::ToolServerDefinition;
+pub use until_tool::UntilTool;
 pub use validate::{Validated, validate};
 pub use validation_context::{RegisteredPolicy, ValidationContext};
-pub use workspace::{SandboxScope, THREAD_FOLDERS, WorkspaceDefinition, WorkspaceKind};
+pub use workspace::{SandboxScope, THREAD_FOLDERS, Workspace, WorkspaceDefinition, WorkspaceKind};
 
 pub use crate::domain::background::UpdateStrategy;
 pub use crate::domain::headers::Headers;

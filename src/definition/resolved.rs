@@ -178,7 +178,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::definition::agent::UntilTool;
+    use crate::definition::until_tool::UntilTool;
 
     fn resolved(body: Value) -> AgentDefinition {
         let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");

@@ -18,6 +18,17 @@ pub const THREAD_FOLDERS: [&str; 3] = ["/large_tool_results", "/large_messages",
 /// The placeholders that the namespace of a directory on the disk may have: a client can choose none of them.
 const SERVER_VALUES: [&str; 5] = ["tenant", "user_id", "thread_id", "assistant_id", "agent_name"];
 
+/// The place where file tools work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Workspace {
+    /// In the state of the thread, shared with subagents.
+    #[default]
+    State,
+    /// Nowhere: the agent has no file tools.
+    None,
+}
+
 /// The place where an agent's files are.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

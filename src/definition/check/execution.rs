@@ -1,9 +1,9 @@
 //! Checks that agents with the tool `execute` can run commands.
 
-use crate::definition::agent::{AgentDefinition, AgentSpec, Workspace};
+use crate::definition::agent::{AgentDefinition, AgentSpec};
 use crate::definition::diagnostic::{Diagnostic, FieldPath};
 use crate::definition::permission::Permission;
-use crate::definition::workspace::WorkspaceKind;
+use crate::definition::workspace::{Workspace, WorkspaceKind};
 
 /// Checks that an agent with this specification can run commands, for the rule in `field`.
 fn check_possible(spec: &AgentSpec, field: &FieldPath) -> Vec<Diagnostic> {

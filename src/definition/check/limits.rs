@@ -1,8 +1,9 @@
 //! Checks the limits of runs, and of what stays in a conversation.
 
 use super::Check;
-use crate::definition::agent::{AgentDefinition, Workspace};
+use crate::definition::agent::AgentDefinition;
 use crate::definition::diagnostic::FieldPath;
+use crate::definition::workspace::Workspace;
 use crate::domain::limits::Limits;
 
 /// The deepest nesting of delegations that a definition may allow.

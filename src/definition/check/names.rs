@@ -1,7 +1,8 @@
 //! Checks names.
 
 use super::Check;
-use crate::definition::agent::{AgentDefinition, ContextScoping};
+use crate::definition::agent::AgentDefinition;
+use crate::definition::context_scoping::ContextScoping;
 use crate::definition::diagnostic::FieldPath;
 use crate::definition::words::is_word;
 
