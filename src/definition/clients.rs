@@ -18,16 +18,4 @@ impl ClientRules {
     /// The message if clients may not define agents.
     pub const DISABLED: &str = "this server takes no definitions from clients: `enabled = true` in the section \
         `[agents_api]` of its configuration allows them";
-
-    /// Rules that allow everything, for tests of other rules.
-    #[cfg(test)]
-    pub(super) fn everything() -> Self {
-        let all = || vec!["*".to_owned()];
-        Self {
-            enabled: true,
-            tools: all(),
-            models: all(),
-            agents: all(),
-        }
-    }
 }

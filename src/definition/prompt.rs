@@ -242,20 +242,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::definition::{ClientRules, ValidationContext, validate};
+    use crate::definition::ValidationContext;
+    use crate::definition::validate::findings_of;
 
     fn findings(body: Value) -> Vec<String> {
-        let providers = ["scripted".to_owned()].into_iter().collect();
-        let context = ValidationContext {
-            providers,
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
-        };
-        validate("a", body, &context)
-            .findings
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        findings_of("a", body, &ValidationContext::of_tests())
     }
 
     fn reported(prompt: Value) -> Vec<String> {

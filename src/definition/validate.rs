@@ -61,19 +61,23 @@ pub fn validate(graph_id: &str, mut body: Value, context: &ValidationContext) ->
     }
 }
 
+/// Returns what is reported about the definition of an agent, for tests of the checks.
+#[cfg(test)]
+pub(super) fn findings_of(graph_id: &str, body: Value, context: &ValidationContext) -> Vec<String> {
+    let findings = validate(graph_id, body, context).findings;
+    findings.iter().map(ToString::to_string).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::definition::ClientRules;
 
     fn context() -> ValidationContext {
         ValidationContext {
             tools: ["lookup".to_owned()].into_iter().collect(),
-            providers: ["scripted".to_owned()].into_iter().collect(),
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
+            ..ValidationContext::of_tests()
         }
     }
 

@@ -32,6 +32,22 @@ pub struct ValidationContext {
 }
 
 impl ValidationContext {
+    /// Returns the context of tests: there is the provider `scripted`, and clients may use everything.
+    #[cfg(test)]
+    pub(super) fn of_tests() -> Self {
+        let everything = || vec!["*".to_owned()];
+        Self {
+            providers: BTreeSet::from(["scripted".to_owned()]),
+            clients: ClientRules {
+                enabled: true,
+                tools: everything(),
+                models: everything(),
+                agents: everything(),
+            },
+            ..Self::default()
+        }
+    }
+
     /// Returns what tells a listed policy from the others in its list: its name, and the setting by which several of
     /// its kind differ.
     pub(super) fn instance_of(&self, policy: &Policy) -> (String, Option<String>) {

@@ -91,21 +91,16 @@ impl Check<'_> {
 mod tests {
     use serde_json::json;
 
-    use crate::definition::{ClientRules, ValidationContext, validate};
+    use crate::definition::{ValidationContext, validate};
 
     #[test]
     fn limits_of_file_tools_are_reported_where_there_are_none() {
-        let context = ValidationContext {
-            providers: ["scripted".to_owned()].into_iter().collect(),
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
-        };
         let reported = |files: &str| -> Vec<String> {
             let subagent = json!({"name": "reader", "description": "Reads what others have written.",
                 "human_message_token_limit_before_evict": 9_000});
             let body = json!({"model": "scripted:x", "files": files, "tool_token_limit_before_evict": 9_000,
                 "subagents": [subagent]});
-            let findings = validate("a", body, &context).findings;
+            let findings = validate("a", body, &ValidationContext::of_tests()).findings;
             findings.iter().map(|finding| finding.field.to_string()).collect()
         };
         assert_eq!(reported("state"), [""; 0]);

@@ -61,20 +61,11 @@ fn problem(name: &str, scoping: ContextScoping) -> Option<String> {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::definition::{ClientRules, ValidationContext, validate};
+    use crate::definition::ValidationContext;
+    use crate::definition::validate::findings_of;
 
     fn reported(graph_id: &str, body: Value) -> Vec<String> {
-        let providers = ["scripted".to_owned()].into_iter().collect();
-        let context = ValidationContext {
-            providers,
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
-        };
-        validate(graph_id, body, &context)
-            .findings
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        findings_of(graph_id, body, &ValidationContext::of_tests())
     }
 
     #[test]

@@ -103,20 +103,19 @@ mod tests {
 
     use super::*;
     use crate::definition::builtins::{Builtin, ELSEWHERE};
-    use crate::definition::{ClientRules, RegisteredPolicy, ValidationContext, validate};
+    use crate::definition::validate::findings_of;
+    use crate::definition::{RegisteredPolicy, ValidationContext};
 
     fn context() -> ValidationContext {
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         ValidationContext {
             tools: set(&["lookup", "publish"]),
-            providers: set(&["scripted"]),
             middleware: [
                 ("audit".to_owned(), RegisteredPolicy::default()),
                 ("limit".to_owned(), limit()),
             ]
             .into(),
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
+            ..ValidationContext::of_tests()
         }
     }
 
@@ -127,11 +126,7 @@ mod tests {
 
     fn findings(mut body: Value) -> Vec<String> {
         body["model"] = json!("scripted:x");
-        validate("a", body, &context())
-            .findings
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        findings_of("a", body, &context())
     }
 
     #[test]
@@ -246,8 +241,7 @@ mod tests {
         let reported = |middleware: Value, subagents: Value| {
             let body = json!({"model": "scripted:x", "tools": ["lookup", "docs/*"], "middleware": middleware,
                 "subagents": subagents});
-            let findings = validate("a", body, &context).findings;
-            findings.iter().map(ToString::to_string).collect::<Vec<_>>()
+            findings_of("a", body, &context)
         };
         let fine = json!([{"name": "RubricMiddleware", "tools": ["read_file", "lookup", "docs/search", "docs/*"]},
             {"name": "LLMToolSelectorMiddleware", "always_include": ["task", "write_todos"]}, "TodoListMiddleware",

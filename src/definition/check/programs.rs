@@ -105,26 +105,21 @@ impl SubagentDefinition {
 mod tests {
     use serde_json::json;
 
-    use crate::definition::{ClientRules, RegisteredPolicy, ValidationContext, validate};
+    use crate::definition::validate::findings_of;
+    use crate::definition::{RegisteredPolicy, ValidationContext, validate};
 
     fn context() -> ValidationContext {
         let set = |name: &str| [name.to_owned()].into_iter().collect();
         ValidationContext {
-            providers: set("scripted"),
             runnables: set("count"),
             middleware: [("audit".to_owned(), RegisteredPolicy::default())].into(),
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
+            ..ValidationContext::of_tests()
         }
     }
 
     fn findings(subagent: serde_json::Value) -> Vec<String> {
         let body = json!({"model": "scripted:x", "middleware": ["audit"], "subagents": [subagent]});
-        validate("a", body, &context())
-            .findings
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        findings_of("a", body, &context())
     }
 
     #[test]
@@ -145,8 +140,7 @@ mod tests {
     }
 
     fn findings_of_agent(body: serde_json::Value) -> Vec<String> {
-        let findings = validate("a", body, &context()).findings;
-        findings.iter().map(ToString::to_string).collect()
+        findings_of("a", body, &context())
     }
 
     #[test]

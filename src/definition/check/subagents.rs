@@ -180,23 +180,14 @@ impl Check<'_> {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::definition::{ClientRules, ValidationContext, validate};
+    use crate::definition::ValidationContext;
+    use crate::definition::validate::findings_of;
 
     fn findings(mut subagent: Value) -> Vec<String> {
         subagent["name"] = json!("twin");
         subagent["description"] = json!("Goes on as its caller.");
-        let providers = ["scripted".to_owned()].into_iter().collect();
-        let context = ValidationContext {
-            providers,
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
-        };
         let body = json!({"model": "scripted:x", "subagents": [subagent]});
-        validate("a", body, &context)
-            .findings
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        findings_of("a", body, &ValidationContext::of_tests())
     }
 
     #[test]
