@@ -12,7 +12,6 @@ use serde_json::{Map, Value};
 use super::agent::{AgentDefinition, SubagentDefinition, SubagentMode};
 use super::media_inputs::MediaInputs;
 use super::policy::Policy;
-use super::resolved::{add, remove};
 
 /// The settings for all agents with a certain model.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -172,10 +171,10 @@ impl HarnessProfile {
         subagent.excluded_tools.extend(self.excluded_tools.iter().cloned());
         subagent.tool_description_overrides =
             merged(&self.tool_description_overrides, &subagent.tool_description_overrides);
-        remove(subagent, &self.excluded_middleware);
+        subagent.remove_policies(&self.excluded_middleware);
         let wanted = |policy: &&Policy| !self.excluded_middleware.contains(&policy.name);
         let extra: Vec<Policy> = self.extra_middleware.iter().filter(wanted).cloned().collect();
-        add(subagent, &extra);
+        subagent.add_policies(&extra);
     }
 
     /// Applies the profile to a main agent.

@@ -125,50 +125,47 @@ impl SubagentDefinition {
             _ => false,
         }
     }
-}
 
-/// Adds to a resolved subagent those of the policies that it does not have.
-pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
-    let values = ListedSettings::of(policies);
-    subagent.todos |= values.todos;
-    subagent.ask_user |= values.ask_user;
-    let is_idle = subagent
-        .store
-        .as_ref()
-        .is_none_or(|store| *store == StoreRule::default());
-    subagent.store = values.store.filter(|_| is_idle).or(subagent.store.take());
-    if subagent.skills.is_empty() {
-        (subagent.skills, subagent.skill_tools) = values.skills.unwrap_or_default();
+    /// Adds to the subagent, which has to be resolved, those of the policies that it does not have.
+    pub(super) fn add_policies(&mut self, policies: &[Policy]) {
+        let values = ListedSettings::of(policies);
+        self.todos |= values.todos;
+        self.ask_user |= values.ask_user;
+        let is_idle = self.store.as_ref().is_none_or(|store| *store == StoreRule::default());
+        self.store = values.store.filter(|_| is_idle).or(self.store.take());
+        if self.skills.is_empty() {
+            (self.skills, self.skill_tools) = values.skills.unwrap_or_default();
+        }
+        if self.memory.is_empty() {
+            self.memory = values.memory.unwrap_or_default();
+        }
+        if self.interrupt_on.as_ref().is_none_or(BTreeMap::is_empty) {
+            self.interrupt_on = values.interrupt_on.or(self.interrupt_on.take());
+            self.interrupt_mode = self.interrupt_mode.or(values.interrupt_mode);
+        }
+        let is_listed = |name: &str| self.middleware.iter().any(|policy| policy.name == name);
+        let new: Vec<Policy> = policies
+            .iter()
+            .filter(|policy| !is_listed(&policy.name))
+            .cloned()
+            .collect();
+        self.middleware.extend(new);
     }
-    if subagent.memory.is_empty() {
-        subagent.memory = values.memory.unwrap_or_default();
-    }
-    if subagent.interrupt_on.as_ref().is_none_or(BTreeMap::is_empty) {
-        subagent.interrupt_on = values.interrupt_on.or(subagent.interrupt_on.take());
-        subagent.interrupt_mode = subagent.interrupt_mode.or(values.interrupt_mode);
-    }
-    let is_listed = |name: &str| subagent.middleware.iter().any(|policy| policy.name == name);
-    let new: Vec<Policy> = policies
-        .iter()
-        .filter(|policy| !is_listed(&policy.name))
-        .cloned()
-        .collect();
-    subagent.middleware.extend(new);
-}
 
-/// Removes the policies of these names from a resolved subagent.
-pub(super) fn remove(subagent: &mut SubagentDefinition, names: &[String]) {
-    subagent.middleware.retain(|policy| !names.contains(&policy.name));
-    for name in names {
-        match name.as_str() {
-            TODOS => subagent.todos = false,
-            ASK_USER => subagent.ask_user = false,
-            STORE => subagent.store = Some(StoreRule::default()),
-            SKILLS => (subagent.skills, subagent.skill_tools) = Default::default(),
-            MEMORY => subagent.memory.clear(),
-            APPROVAL => subagent.interrupt_on = Some(BTreeMap::new()),
-            UNTIL => subagent.until_tool = None,
-            _ => {}
+    /// Removes the policies of these names from the subagent, which has to be resolved.
+    pub(super) fn remove_policies(&mut self, names: &[String]) {
+        self.middleware.retain(|policy| !names.contains(&policy.name));
+        for name in names {
+            match name.as_str() {
+                TODOS => self.todos = false,
+                ASK_USER => self.ask_user = false,
+                STORE => self.store = Some(StoreRule::default()),
+                SKILLS => (self.skills, self.skill_tools) = Default::default(),
+                MEMORY => self.memory.clear(),
+                APPROVAL => self.interrupt_on = Some(BTreeMap::new()),
+                UNTIL => self.until_tool = None,
+                _ => {}
+            }
         }
     }
 }
