@@ -128,7 +128,7 @@ impl McpOAuth {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mcp::McpServerDefinition;
+    use crate::definition::mcp::McpServerDefinition;
     use super::*;
 
     fn findings(url: &str, oauth: McpOAuth) -> Vec<String> {
