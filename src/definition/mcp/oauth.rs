@@ -128,8 +128,8 @@ impl McpOAuth {
 
 #[cfg(test)]
 mod tests {
-    use crate::definition::mcp::McpServerDefinition;
     use super::*;
+    use crate::definition::mcp::McpServerDefinition;
 
     fn findings(url: &str, oauth: McpOAuth) -> Vec<String> {
         let server = McpServerDefinition {
