@@ -1,6 +1,9 @@
-//! Checks of single words, addresses and patterns of paths.
+//! Checks of single words, addresses, time-outs and patterns of paths.
 
 use crate::domain::pattern::Pattern;
+
+/// The longest time-out, in seconds.
+const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// Returns the reason why `text` is not an address that can be called.
 pub fn address_problem(text: &str) -> Option<String> {
@@ -11,6 +14,20 @@ pub fn address_problem(text: &str) -> Option<String> {
             "is no address ({error}): it must begin with http:// or https:// and name a host"
         )),
     }
+}
+
+/// Returns the reason why `text` is not an address that can be called with a longer path. `added` says what is added to
+/// the path, continuing "… added to its path".
+pub(super) fn base_address_problem(text: &str, added: &str) -> Option<String> {
+    let has_query = text.contains(['?', '#']);
+    let query = has_query.then(|| format!("must have no query: {added} added to its path"));
+    address_problem(text).or(query)
+}
+
+/// Returns the reason why this number of seconds cannot be a time-out.
+pub(super) fn timeout_problem(seconds: f64) -> Option<String> {
+    let is_right = seconds > 0.0 && seconds <= LONGEST_TIMEOUT_S;
+    (!is_right).then(|| format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"))
 }
 
 /// Returns whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
