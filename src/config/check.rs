@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use super::quotas::check_prices;
 use super::shared_checks::{MIN_SWEEP_MINUTES, host_problem, origin_problem, provider_problems};
 use super::{AuthSection, ClusterSection, Config, EncryptionSection, ProviderSection, Server, ServerRole, TimeToLive};
-use crate::definition::check::{ValidationContext, check_agent, check_tool};
+use crate::definition::check::check_agent;
 use crate::definition::provider::PROVIDERS;
 use crate::definition::words::{is_word, timeout_problem};
-use crate::definition::{Diagnostic, FieldPath, Segment};
+use crate::definition::{Diagnostic, FieldPath, Segment, ValidationContext};
 use crate::domain::name_patterns::is_pattern;
 use crate::domain::postgres_url::PostgresUrl;
 
@@ -92,7 +92,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
         let field = FieldPath::of(["tools", name.as_str()]);
         check
             .findings
-            .extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
+            .extend(tool.check(name).into_iter().map(|finding| finding.under(&field)));
     }
     for (name, server) in &config.mcp_servers {
         let field = FieldPath::of(["mcp_servers", name.as_str()]);
