@@ -264,6 +264,9 @@ first_byte_s = 0.001
 between_bytes_s = 0.001
 [webhooks]
 timeout_s = 0.001
+[peers]
+patience_s = 0.001
+background_patience_s = 0.001
 [encryption]
 key_command_s = 0.001
 [telemetry]
@@ -303,6 +306,8 @@ timeout_s = 0.001
         "answers.first_byte_s",
         "answers.between_bytes_s",
         "webhooks.timeout_s",
+        "peers.patience_s",
+        "peers.background_patience_s",
         "encryption.key_command_s",
         "telemetry.timeout_s",
         "telemetry.shutdown_s",

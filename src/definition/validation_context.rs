@@ -29,6 +29,8 @@ pub struct ValidationContext {
     pub agents: BTreeSet<String>,
     /// The names that definitions of clients may use.
     pub clients: ClientRules,
+    /// True if the definition was stored, perhaps by an earlier release, which allowed shorter time limits.
+    pub is_stored: bool,
 }
 
 impl ValidationContext {

@@ -33,9 +33,11 @@ impl Check<'_> {
         for (name, _) in positive.into_iter().filter(|(_, limit)| *limit == Some(0)) {
             self.error(&field.then(name), "must be a whole number of at least 1");
         }
+        let is_stored = self.context.is_stored;
+        let is_too_short = |seconds: f64| seconds <= 0.0 || (seconds < SHORTEST_TIMEOUT_S && !is_stored);
         if limits
             .wall_s
-            .is_some_and(|seconds| !seconds.is_finite() || seconds < SHORTEST_TIMEOUT_S)
+            .is_some_and(|seconds| !seconds.is_finite() || is_too_short(seconds))
         {
             let message = format!("must be a number of seconds of at least {SHORTEST_TIMEOUT_S}");
             self.error(&field.then("wall_s"), message);
@@ -94,6 +96,29 @@ mod tests {
     use serde_json::json;
 
     use crate::definition::{ValidationContext, validate};
+
+    #[test]
+    fn a_stored_definition_may_have_a_shorter_time_limit() {
+        let wrong = |seconds: f64, is_stored: bool| -> Vec<String> {
+            let context = ValidationContext {
+                is_stored,
+                ..ValidationContext::of_tests()
+            };
+            let limits = json!({"wall_s": seconds, "tree": {"wall_s": seconds}});
+            let findings = validate("a", json!({"model": "scripted:x", "limits": limits}), &context).findings;
+            findings.iter().map(|finding| finding.field.to_string()).collect()
+        };
+        let fields = ["limits.tree.wall_s", "limits.wall_s"];
+        let found = |seconds: f64, is_stored: bool| {
+            let mut found = wrong(seconds, is_stored);
+            found.sort();
+            found
+        };
+        assert_eq!(found(0.001, false), fields);
+        assert_eq!(found(0.001, true), [""; 0]);
+        assert_eq!(found(0.0, true), fields);
+        assert_eq!(found(0.01, false), [""; 0]);
+    }
 
     #[test]
     fn limits_of_file_tools_are_reported_where_there_are_none() {

@@ -96,7 +96,7 @@ impl ActionSchemas {
         if is_about_one || Schema::compile_once(&schema).is_ok() {
             return schema;
         }
-        with_action(&decisions, &action_schema(&tools, &[]).into())
+        with_action(&decisions, &SchemaText::from(action_schema(&tools, &[])))
     }
 
     /// Returns the schema of a call of one of `tools`.

@@ -87,7 +87,8 @@ impl Interrupts {
         let answer = question.normalised(given.clone());
         match (found.status, found.resumed_by) {
             (InterruptState::Pending, _) => {}
-            (_, Some(by)) if found.resolution.as_ref() == Some(&answer) => return Ok(by),
+            // A server of an earlier release has stored an answer as it was given.
+            (_, Some(by)) if [Some(&answer), Some(&given)].contains(&found.resolution.as_ref()) => return Ok(by),
             (status, _) => return Err(ResolveError::Stale(status.word())),
         }
         let field = format!("{ANSWERS}.{}", interrupt.0);

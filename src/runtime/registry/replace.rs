@@ -114,6 +114,7 @@ impl Registry {
             .filter_map(|subagent| subagent.graph_id.clone());
         let validation_context = ValidationContext {
             agents: referenced.collect(),
+            is_stored: true,
             ..self.validation_context()
         };
         let tenant = sources.clients.get(graph_id).map(|own| &own.tenant);
