@@ -5,17 +5,20 @@
 //! | To see | Open |
 //! |---|---|
 //! | the mistakes, and the checks of single words, addresses and paths | `diagnostic`, `words` |
+//! | the limits on the definitions of clients | `limits` |
 //! | the reader, which reports all wrong shapes at once | `read`, with `strict` and `untagged` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
-//! | the values of fields, each with the checks that need nothing else | `answer`, `approval`, `configurable`, `context_scoping`, `execute`, `general_purpose`, `headers`, `inherit`, `model_names`, `model_settings`, `namespace`, `permission`, `policy`, `prompt`, `read_access`, `schema`, `source`, `store`, `summarization`, `until_tool`, `workspace` |
+//! | the files that are stored with a definition | `bundled_files` |
+//! | the values of fields, each with the checks that need nothing else | `answer`, `approval`, `configurable`, `context_scoping`, `general_purpose`, `headers`, `inherit`, `model_names`, `model_settings`, `namespace`, `policy`, `prompt`, `read_access`, `schema`, `source`, `store`, `summarization`, `until_tool`, `workspace` |
+//! | the settings of listed policies that are also fields | `listed_settings` |
 //! | the spellings of other systems and of older times | `compat` |
-//! | tools, and the servers that have some | `tool`, `mcp`, `tool_server`; `sandbox_service` for sandboxes |
-//! | the rules for calls that permissions give, and their patterns | `call_rules`, `patterns` |
+//! | tools, and the servers that have some | `tool`, `mcp`, `tool_server`; `execute` for commands, `sandbox_service` for sandboxes |
+//! | permissions, their patterns, and the rules for calls that they give | `permission`, `patterns`, `call_rules` |
 //! | the fields of agents and subagents, and an agent with all that it has from its parent | `agent`, there `AgentSpec` |
 //! | the parts of a definition, over all of its agents | `commands`, `delegates`, `initial_messages`, `location`, `named_models`, `named_sources`, `servers`, `workspaces` |
-//! | several spellings of one meaning, as one | `resolved`, with `listed_settings` for listed policies |
+//! | several spellings of one meaning, as one | `resolved` |
 //! | the definition as one run or one model has it | `choices`, `profile` |
-//! | stored definitions, files beside them, and their limits | `record`, `bundled_files`, `limits` |
+//! | stored definitions | `record` |
 //! | the checks that need the names of other agents, tools and models | `check`, with `validation_context`; `validate` for all of it |
 //!
 //! A new field of agents and subagents is one entry in the lists of `agent`, is used where agents are built

@@ -8,7 +8,7 @@ use crate::definition::named_sources::NamedSource;
 
 /// Checks that the definition of a client names no files on the server's disk, defines no MCP servers and runs no
 /// commands.
-pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
+pub(in crate::definition) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
     let on_disk = agent
         .named_sources()
         .into_iter()

@@ -101,7 +101,6 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::*;
     use crate::definition::builtins::{Builtin, ELSEWHERE};
     use crate::definition::validate::findings_of;
     use crate::definition::{RegisteredPolicy, ValidationContext};
