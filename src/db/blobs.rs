@@ -20,13 +20,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use sqlx::{QueryBuilder, query, query_as};
 
-use super::checkpoints::{OF_MAIN_AGENTS, OF_SUBAGENTS};
-use super::engine::on_engine;
+use super::engine::sealing::{self, Sealer};
+use super::engine::{OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
 use super::json::{ColumnRef, encode, unless_corrupt};
 use super::row::from_row;
-use super::sealing::{self, Sealer};
+use super::sealers::tenant_of;
 use super::short_form::{self, Dictionary, is_short, shorten};
-use super::{DbError, DbResult, Tx, threads};
+use super::{DbError, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 
 /// The beginning of a packed text. No JSON text begins like this.
@@ -343,7 +343,7 @@ pub(super) async fn copy(tx: &mut Tx<'_>, from: ThreadId, referrer: BlobReferrer
 async fn refer(tx: &mut Tx<'_>, referrer: BlobReferrer, wanted: &References, source: BlobSource<'_>) -> DbResult<()> {
     let thread = referrer.thread();
     let deleted = || DbError::Conflict(format!("the thread {thread} does not exist"));
-    let tenant = threads::tenant_of(tx, thread).await?.ok_or_else(deleted)?;
+    let tenant = tenant_of(tx, thread).await?.ok_or_else(deleted)?;
     for _ in 0..MAX_TRIES {
         let held = lock(tx, &tenant, wanted).await?;
         let mut is_complete = true;
@@ -539,11 +539,11 @@ from_row! {
     }
 }
 
-/// Returns the blobs to which a thread refers. Nothing can be added to the thread before the end of the transaction.
+/// Returns the blobs to which a thread refers, which the caller has locked [to delete it](super::threads::lock_to_delete): nothing can
+/// be added to it before the end of the transaction.
 pub(super) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<BlobKey>> {
     const SQL: &str = "select tenant, digest from entry_blobs where thread_id = $1 \
         union select tenant, digest from request_blobs where thread_id = $1";
-    threads::lock_to_delete(tx, thread).await?;
     Ok(on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .fetch_all(conn)

@@ -32,11 +32,9 @@ pub use summary::{
 };
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::engine::{LaneColumn, on_engine};
-use super::error::corrupt;
+use super::engine::{LaneColumn, LaterRows, OF_MAIN_AGENTS, OF_SUBAGENTS, corrupt, on_engine};
 use super::json::ColumnRef;
 use super::row::from_row;
-use super::statement::LaterRows;
 use super::{DbError, DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -47,30 +45,6 @@ use crate::domain::time::Timestamp;
 const TABLE: &str = "checkpoints";
 /// The maximum number of rows in one insert; databases limit the number of bound values.
 const MAX_ROWS: usize = 200;
-
-/// The condition on SQLite that a checkpoint is one of a main agent. In the order of the log, SQLite finds the
-/// checkpoints of main agents in one index and those of subagents in another. So a statement about a part of the log
-/// has two parts.
-pub(super) const OF_MAIN_AGENTS: &str = " and lane = x''";
-/// The condition on SQLite that a checkpoint is one of a subagent, see [`OF_MAIN_AGENTS`].
-pub(super) const OF_SUBAGENTS: &str = " and lane <> x''";
-
-/// Returns the id of a lane in the tables besides the log: the nil UUID for the main agent, else the run of the subagent.
-pub(super) fn lane_id(lane: Lane) -> Uuid {
-    match lane {
-        Lane::Main => Uuid::nil(),
-        Lane::Child(run) => run.0,
-    }
-}
-
-/// Returns the lane with this stored id.
-pub(super) fn lane_of(id: Uuid) -> Lane {
-    if id.is_nil() {
-        Lane::Main
-    } else {
-        Lane::Child(RunId(id))
-    }
-}
 
 /// The stored source of an input before which its agent started anew. The event with the number before its checkpoint is
 /// [`Fact::started_anew`](crate::domain::event::Fact::started_anew), and has no row of its own.
@@ -220,7 +194,7 @@ pub struct NewCheckpoint<'a> {
 ///
 /// # Errors
 /// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later). On SQLite a number that is taken by a step of
+/// [`Statement::execute_later`](super::engine::Statement::execute_later). On SQLite a number that is taken by a step of
 /// the other kind, main agent or subagent, is not noticed.
 pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
     insert_all(tx, std::slice::from_ref(placed)).await

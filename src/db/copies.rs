@@ -267,6 +267,7 @@ pub async fn finish(tx: &mut Tx<'_>, copy: Copy, now: Timestamp) -> DbResult<Thr
 pub async fn abandon(tx: &mut Tx<'_>, to: ThreadId) -> DbResult<()> {
     const SQL: &str =
         "delete from threads where thread_id = $1 and thread_id in (select thread_id from unfinished_copies)";
+    threads::lock_to_delete(tx, to).await?;
     let blobs = blobs::of_thread(tx, to).await?;
     on_engine!(tx, |conn| query(SQL).bind(to.0).execute(conn).await.map(drop))?;
     blobs::delete_unreferenced(tx, blobs).await

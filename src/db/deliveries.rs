@@ -5,12 +5,12 @@ use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::access::{self, ScopedRows, push_scope};
-use super::engine::{Contains, on_engine};
+use super::engine::{Contains, on_engine, sealing};
 use super::jobs::{self, JobOwner};
 use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
-use super::{DbResult, Tx, sealing};
+use super::{DbResult, Tx};
 use crate::domain::access::AccessScope;
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId};

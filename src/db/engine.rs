@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use sqlx::pool::{PoolConnection, PoolOptions};
 use sqlx::postgres::PgConnectOptions;
@@ -16,37 +17,71 @@ use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql,
 };
 
-use super::error::{DbError, DbResult};
-use super::hosts::PostgresHosts;
-use super::notifications;
-use super::own_thread::{self, KeptConnection, on_own_thread};
-use super::questions::KnownQuestions;
-use super::queue::{self, TransactionQueue};
-use super::reachability::{Reachability, check_writable};
-use super::row_security::{self, RowAccess};
-use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
-use super::writer::{self, WriterParts};
-use super::{DbAddress, SpawnWriter, migration, reader, session_lock, upgrade};
 use crate::domain::id::WorkerId;
 
 mod batch;
+mod clock;
+mod column;
+mod error;
+mod hosts;
+mod known_questions;
 mod lane;
+mod live_notice;
 mod lock;
 mod matches;
+pub mod migration;
+pub mod notifications;
+mod operation;
+mod own_thread;
+mod pending_entries;
 mod postgres;
+pub(super) mod queue;
+mod reachability;
+mod reader;
+mod row_security;
+pub(super) mod sealing;
+pub(super) mod session_lock;
+mod settings;
 mod sqlite;
+mod statement;
+pub(super) mod upgrade;
 mod vector;
+pub(super) mod writer;
 
 use batch::NothingChanged;
 pub(super) use batch::{BatchConn, BatchSession, EndError, FailedPart, PlainStatements, push_number};
-pub(super) use lane::LaneColumn;
+pub(super) use clock::{NOW_POSTGRES, NOW_SQLITE};
+pub(super) use column::{ColumnRef, encode};
+pub(super) use error::corrupt;
+pub use error::{DbError, DbResult};
+pub(super) use hosts::PostgresHosts;
+use known_questions::KnownQuestions;
+pub(super) use lane::{LaneColumn, OF_MAIN_AGENTS, OF_SUBAGENTS, lane_id, lane_of};
+pub(super) use live_notice::{LIVE_CAPACITY, LIVE_CHANNEL};
+pub use live_notice::{LiveAddress, LiveNotice};
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
+pub(super) use operation::DbOperation;
+use own_thread::{KeptConnection, on_own_thread};
+pub use pending_entries::PendingEntries;
 use postgres::SessionSettings;
 pub(super) use postgres::{Batching, PostgresConn, PostgresPool, PostgresValues, WriteConnection, pool_hosts};
+use queue::TransactionQueue;
+pub(super) use reachability::Reachability;
+use reachability::check_writable;
+pub(crate) use reachability::warn_of;
+pub(super) use reader::{Reader, SearchReader};
+pub use row_security::RowAccess;
+#[cfg(test)]
+pub(super) use row_security::exempt_role;
+use sealing::{Sealing, TxKeys};
+pub use session_lock::SessionLock;
+pub use settings::{DbAddress, DbLimits};
 pub(super) use sqlite::{SqliteConn, ValueOffset};
+pub(super) use statement::{LaterRows, Statement};
 pub(super) use vector::Vector;
+use writer::WriterParts;
 
 /// A database system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -310,6 +345,9 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// The code of Postgres for a write in a session that is read-only, as on a standby.
 const READ_ONLY: &str = "25006";
+
+/// Starts a task of the database, given its name.
+pub type SpawnWriter<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
 pub(super) async fn open(

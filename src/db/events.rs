@@ -5,10 +5,8 @@ use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::checkpoints::{
-    self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS, PARENT,
-};
-use super::engine::{LaneColumn, on_engine};
+use super::checkpoints::{self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, PARENT};
+use super::engine::{LaneColumn, OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
 use super::json::ColumnRef;
 use super::row::from_row;
 use super::{DbResult, Engine, Tx, questions};
@@ -57,7 +55,7 @@ fn cell(id: &String) -> ColumnRef<'_, String> {
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when a number is taken or the thread was deleted: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later).
+/// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
     const SQL: &str = "insert into events (thread_id, seq, run_id, lane, body, created_at) values ";
     for batch in facts.chunks(MAX_ROWS) {

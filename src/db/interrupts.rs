@@ -12,13 +12,10 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
-use super::checkpoints::{lane_id, lane_of};
-use super::engine::Contains;
-use super::engine::on_engine;
+use super::engine::sealing::Sealer;
+use super::engine::{Contains, LaterRows, Statement, lane_id, lane_of, on_engine};
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::row::from_row;
-use super::sealing::Sealer;
-use super::statement::{LaterRows, Statement};
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
@@ -191,7 +188,7 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
 ///
 /// # Errors
 /// [`DbError::Conflict`] when the thread was deleted: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later).
+/// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     insert_later(tx, record).await?.save(tx).await
 }
@@ -377,8 +374,15 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResu
     let statement = tx.statement(FIND).bind(thread.0).bind(id.0.as_str());
     let row: Option<InterruptRow> = statement.fetch_optional().await?;
     let record = row.map(InterruptRecord::try_from).transpose()?;
-    tx.questions.keep(record.as_slice());
+    keep_questions(tx, record.as_slice());
     Ok(record)
+}
+
+/// Keeps the questions of rows until the end of the transaction.
+fn keep_questions(tx: &mut Tx<'_>, records: &[InterruptRecord]) {
+    for InterruptRecord { interrupt, thread, .. } in records {
+        tx.questions.keep(*thread, interrupt);
+    }
 }
 
 /// Returns the questions of interrupts of a thread by their ids. Those that cannot be read are logged and left out.
@@ -469,7 +473,7 @@ impl LaterInterrupts {
     ) -> DbResult<Vec<InterruptRecord>> {
         let rows = self.0.fetch_all(tx).await?;
         let records = readable(rows.into_iter().filter(|row| wanted(UnreadInterrupt::of(row))))?;
-        tx.questions.keep(&records);
+        keep_questions(tx, &records);
         Ok(records)
     }
 }

@@ -3,49 +3,14 @@
 
 use std::borrow::Cow;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::error::{DbError, DbResult, corrupt};
-use super::{sealing, short_form};
+use super::engine::sealing;
+pub(super) use super::engine::{ColumnRef, encode};
+use super::{DbError, DbResult, short_form};
 use crate::domain::json_limits::parsed_bytes;
 
-/// Returns `value` as JSON text.
-pub(super) fn encode<T: Serialize + ?Sized>(value: &T) -> DbResult<String> {
-    serde_json::to_string(value).map_err(|error| DbError::Unfit(error.to_string()))
-}
-
-/// The column of a row from which a text was read.
-#[derive(Clone, Copy)]
-pub(super) struct ColumnRef<'a, I: ToString> {
-    /// The table.
-    pub(super) table: &'static str,
-    /// The column.
-    pub(super) column: &'static str,
-    /// The id of the row.
-    pub(super) id: &'a I,
-}
-
 impl<I: ToString> ColumnRef<'_, I> {
-    /// Returns the error that this column cannot be read.
-    pub(super) fn corrupt(&self) -> DbError {
-        corrupt(self.table, self.column, self.id.to_string())
-    }
-
-    /// Returns the error that this server does not have the key of this column.
-    pub(super) fn sealed(&self) -> DbError {
-        let id = self.id.to_string();
-        DbError::Sealed(format!(
-            "{}.{} of {id} is encrypted under a key that this server does not have",
-            self.table, self.column
-        ))
-    }
-
-    /// Returns the associated data to which sealed values of this column are bound.
-    pub(super) fn associated_data(&self) -> Vec<u8> {
-        format!("{}\n{}\n{}", self.table, self.column, self.id.to_string()).into_bytes()
-    }
-
     /// Returns a text of this column, opened if it is sealed, and in the long form.
     pub(super) fn open<'t>(&self, text: &'t str) -> DbResult<Cow<'t, str>> {
         let opened = sealing::open(self, text)?;

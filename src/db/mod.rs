@@ -39,10 +39,8 @@ pub mod definitions;
 pub mod deliveries;
 mod engine;
 pub mod erasure;
-mod error;
 pub mod events;
 mod fold;
-mod hosts;
 pub mod idempotency;
 pub mod inspection;
 pub mod interrupts;
@@ -53,68 +51,53 @@ pub mod keys;
 mod list_part;
 pub mod live;
 pub mod mcp_logins;
-pub mod migration;
-pub mod notifications;
 mod offload;
-mod operation;
-mod own_thread;
-mod pending_entries;
 pub mod postgres_checks;
 mod questions;
-mod queue;
 pub mod quotas;
-mod reachability;
-mod reader;
+mod rekey;
 pub mod remembered;
 pub mod remote_runs;
 pub mod retention;
 mod row;
-mod row_security;
 pub mod runs;
 pub mod sandboxes;
-mod sealing;
-pub mod session_lock;
+mod sealers;
 mod short_form;
-mod statement;
 mod states;
 pub mod stored_bytes;
 #[cfg(test)]
 mod tests;
 pub mod threads;
 pub mod trees;
-mod upgrade;
 pub mod vacuum;
 pub mod workers;
-mod writer;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::{Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use engine::{Engine, Tx};
-pub use error::{DbError, DbResult};
+pub use engine::notifications::Notification;
+pub use engine::sealing::MasterKeys;
+pub(crate) use engine::warn_of;
+pub use engine::{
+    DbAddress, DbError, DbLimits, DbResult, Engine, LiveAddress, LiveNotice, PendingEntries, RowAccess, SessionLock,
+    SpawnWriter, Tx, migration, notifications,
+};
 pub use json::unless_corrupt;
 pub use list_part::{ListPart, PageQuery};
-pub use live::{ChunkRange, LiveAddress, LiveNotice};
-pub use notifications::Notification;
+pub use live::ChunkRange;
 pub use offload::{CancelFlag, off_thread};
-pub use pending_entries::PendingEntries;
-pub(crate) use reachability::warn_of;
-pub use row_security::RowAccess;
-pub use sealing::{MasterKeys, RekeyProgress, RekeyTarget};
-pub use session_lock::SessionLock;
+pub use rekey::{RekeyProgress, RekeyTarget};
 pub use states::StateCache;
 
-use engine::{Readers, SqliteConn, TxParts};
-use operation::DbOperation;
-use queue::TransactionQueue;
-use reachability::Reachability;
-use reader::{Reader, SearchReader};
-use sealing::Sealing;
+use engine::queue::{self, TransactionQueue};
+use engine::sealing::Sealing;
+use engine::writer;
+use engine::{DbOperation, Reachability, Reader, Readers, SearchReader, SqliteConn, TxParts};
 
 /// The database. Cloning it copies a pointer.
 #[derive(Clone)]
@@ -136,79 +119,6 @@ struct Inner {
     writers: TaskTracker,
     limits: DbLimits,
 }
-
-/// The address of the database.
-#[derive(Clone)]
-pub struct DbAddress {
-    /// The URL: `sqlite://file`, `sqlite::memory:` or `postgres://…`, which may list several hosts.
-    pub url: String,
-    /// The URL of Postgres itself, if `url` leads to a pooler that shares sessions between transactions.
-    pub direct_url: Option<String>,
-    /// True if statements of Postgres are prepared once for each connection. A pooler may not keep them.
-    pub prepared_statements: bool,
-}
-
-impl From<&str> for DbAddress {
-    fn from(url: &str) -> Self {
-        Self {
-            url: url.to_owned(),
-            direct_url: None,
-            prepared_statements: true,
-        }
-    }
-}
-
-impl DbAddress {
-    /// Returns the URL for work that needs a session for longer than a transaction.
-    fn session_url(&self) -> &str {
-        self.direct_url.as_deref().unwrap_or(&self.url)
-    }
-}
-
-/// The limits of the database: timeouts, connections and sizes.
-#[derive(Debug, Clone, Copy)]
-pub struct DbLimits {
-    /// The timeout of one statement, including its wait for locks.
-    pub statement: Duration,
-    /// The timeout of a connection to a host of Postgres, but for those of the pool.
-    pub connect: Duration,
-    /// The number of connections to Postgres, besides the one that listens and the one of the lease.
-    pub connections: u32,
-    /// The number of characters from which base64 content is stored as a blob.
-    pub blob_min_chars: usize,
-}
-
-impl Default for DbLimits {
-    fn default() -> Self {
-        Self {
-            statement: Duration::from_secs(10),
-            connect: Duration::from_secs(5),
-            connections: 16,
-            blob_min_chars: 16 << 10,
-        }
-    }
-}
-
-impl DbLimits {
-    /// Returns the timeout of a whole transaction, including the network. The timeout detects a database that does not
-    /// answer at all.
-    fn transaction(self) -> Duration {
-        self.statement * 3
-    }
-
-    /// Returns the number of searches on Postgres at the same time. It is so low that slow ones leave connections for reads.
-    fn searches(self) -> u32 {
-        (self.connections / 4).max(1)
-    }
-
-    /// Returns the number of writers. It is lower than the number of connections, so that reads find a free one.
-    fn writers(self) -> usize {
-        usize::try_from(self.connections / 2).unwrap_or(1).max(1)
-    }
-}
-
-/// Starts a task of the database, given its name.
-pub type SpawnWriter<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
 
 impl Db {
     /// Opens the database at `url` (`sqlite://file`, `sqlite::memory:`, `postgres://…`), creates the SQLite file when
@@ -251,7 +161,7 @@ impl Db {
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = queue::new();
         let notifications = broadcast::Sender::new(notifications::CAPACITY);
-        let live = broadcast::Sender::new(live::CAPACITY);
+        let live = broadcast::Sender::new(engine::LIVE_CAPACITY);
         let live_address = LiveAddress::mint();
         let shown_lock = watch::Sender::new(None);
         let session_lock = shown_lock.subscribe();
@@ -486,7 +396,9 @@ impl Db {
                     let is_kept = operation.run(tx).await?;
                     if is_kept {
                         // After the operation, which may add entries, and which may have to begin without locks.
-                        let _ = stored_by_operation.set(of_operation.insert(tx).await?);
+                        let pending = of_operation.not_stored();
+                        audit::insert_all(tx, &pending).await?;
+                        let _ = stored_by_operation.set(pending);
                     }
                     Ok(is_kept)
                 })

@@ -6,12 +6,9 @@ use const_format::concatcp;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{Connection, PgConnection, query_scalar};
 
-use super::engine::pool_hosts;
-use super::error::{DbError, DbResult};
-use super::hosts::PostgresHosts;
-use super::session_lock::check_same_database;
-use super::workers::NOW_POSTGRES;
-use super::{DbAddress, DbLimits};
+use super::engine::session_lock::check_same_database;
+use super::engine::{NOW_POSTGRES, PostgresHosts, pool_hosts};
+use super::{DbAddress, DbError, DbLimits, DbResult};
 use crate::domain::id::WorkerId;
 use crate::domain::time::{Clock, Timestamp};
 

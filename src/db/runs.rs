@@ -38,11 +38,10 @@ pub use turns::{
 pub use usage::{LaterUsages, set_usage, usage, usages, usages_later, usages_with_background};
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::engine::{Engine, LaneColumn, on_engine};
+use super::engine::{Engine, LaneColumn, LaterRows, on_engine};
 use super::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
-use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx, short_form};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
@@ -333,7 +332,7 @@ fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when its thread was deleted, or another run of the main agent is running on it: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later).
+/// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     insert_begun(tx, run, worker, None).await
 }

@@ -9,19 +9,18 @@ use std::time::Duration;
 use const_format::{concatcp, str_replace};
 use serde_json::{Map, Value};
 use sqlx::types::Json;
-use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 #[cfg(test)]
 pub(in crate::db) use search::AccessPath;
 pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, count, search};
 
-use super::engine::{Engine, on_engine};
+use super::engine::sealing::Sealer;
+use super::engine::{Engine, LaterRows, Statement, on_engine};
 use super::json::{ColumnRef, log_unreadable};
 use super::row::from_row;
 use super::runs::NO_QUESTION;
-use super::sealing::Sealer;
-use super::statement::{LaterRows, Statement};
 use super::{DbResult, Tx, access, blobs, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
@@ -118,7 +117,7 @@ pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
 ///
 /// # Errors
 /// [`super::DbError::NoRow`] when the id is taken: by the end of the transaction, see
-/// [`Statement::change_later`](super::statement::Statement::change_later).
+/// [`Statement::change_later`](super::engine::Statement::change_later).
 pub async fn insert_later(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<()> {
     insertion(tx, thread).await?.change_later().await?;
     terms::insert(tx, thread.id, &thread.metadata).await
@@ -410,6 +409,7 @@ pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     const SQL: &str = "delete from threads where thread_id = $1";
     tx.erase_traces();
     idempotency::forget_thread(tx, id).await?;
+    lock_to_delete(tx, id).await?;
     let freed = blobs::of_thread(tx, id).await?;
     let deleted = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
@@ -429,18 +429,6 @@ pub struct ThreadVersion {
     pub version: i64,
     /// True when a run of the main agent is running on it.
     pub is_at_work: bool,
-}
-
-/// Returns the tenant of a thread, if the thread exists.
-///
-/// # Errors
-/// If the database fails.
-pub(in crate::db) async fn tenant_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<String>> {
-    const SQL: &str = "select tenant from threads where thread_id = $1";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(thread.0)
-        .fetch_optional(conn)
-        .await)?)
 }
 
 /// Returns the versions of those of these threads that exist.

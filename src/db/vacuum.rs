@@ -12,11 +12,9 @@ use sqlx::{
 };
 use tokio::time::Instant;
 
-use super::DbLimits;
-use super::engine::{Engine, FileLock, check_file, has_code, is_in_memory, is_postgres, sqlite_options};
-use super::error::{DbError, DbResult};
-use super::hosts::PostgresHosts;
-use super::migration::{TableState, postgres_state, sqlite_state, table_names};
+use super::engine::migration::{TableState, postgres_state, sqlite_state, table_names};
+use super::engine::{Engine, FileLock, PostgresHosts, check_file, has_code, is_in_memory, is_postgres, sqlite_options};
+use super::{DbError, DbLimits, DbResult};
 
 /// The time between two looks whether older transactions have ended.
 const POLL: Duration = Duration::from_millis(100);

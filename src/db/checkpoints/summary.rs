@@ -5,10 +5,9 @@ use sqlx::query_as;
 use uuid::Uuid;
 
 use super::{TABLE, source_of, with_parents};
-use crate::db::engine::{LaneColumn, on_engine};
+use crate::db::engine::{LaneColumn, LaterRows, on_engine};
 use crate::db::json::ColumnRef;
 use crate::db::row::from_row;
-use crate::db::statement::LaterRows;
 use crate::db::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};

@@ -2,7 +2,7 @@
 //!
 //! To hand a statement to the thread of a SQLite connection, or to a Postgres, and to wait for the result costs more than most
 //! statements do. So the statements that begin and end a transaction are sent with those of its operation, and the
-//! [statements](crate::db::statement) whose results nothing needs yet with the next one. Their rows are kept until they are asked
+//! [statements](crate::db::engine::statement) whose results nothing needs yet with the next one. Their rows are kept until they are asked
 //! for.
 
 use std::borrow::Cow;

@@ -9,17 +9,17 @@ use std::sync::Arc;
 use sqlx::PgPool;
 
 use super::batch::PlainStatements;
-use crate::db::error::DbResult;
-use crate::db::hosts::PostgresHosts;
-use crate::db::reachability::Reachability;
-use crate::db::{DbAddress, DbLimits};
+use super::error::DbResult;
+use super::hosts::PostgresHosts;
+use super::reachability::Reachability;
+use super::settings::{DbAddress, DbLimits};
 
 mod idle;
 mod prepared;
 mod session;
 mod values;
 
-pub(in crate::db) use idle::{IdleConnections, WriteConnection};
+pub(in crate::db) use idle::{IdleConnections, WriteConnection, give_back};
 pub(in crate::db) use session::{Batching, PostgresConn};
 pub(in crate::db) use values::PostgresValues;
 

@@ -10,9 +10,8 @@ use super::children::stop_children;
 use super::turns::MAY_BEGIN;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, encode_usage, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
-use crate::db::engine::{Engine, on_engine};
+use crate::db::engine::{Engine, LaterRows, on_engine};
 use crate::db::row::from_row;
-use crate::db::statement::LaterRows;
 use crate::db::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use crate::db::{DbError, DbResult, Notification, Tx, interrupts, notifications, threads};
 use crate::domain::access::{AccessScope, Ownership};
@@ -281,7 +280,7 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, at: Timestamp) ->
 ///
 /// # Errors
 /// [`DbError::NoRow`] if the worker does not hold the run: by the end of the transaction, see
-/// [`Statement::change_later`](crate::db::statement::Statement::change_later).
+/// [`Statement::change_later`](crate::db::engine::Statement::change_later).
 pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<()> {
     const CHANGE: &str =
         "update runs set updated_at = $4, usage = coalesce($5, usage), crashes = case when $6 then 0 else crashes end";

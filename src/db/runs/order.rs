@@ -8,8 +8,7 @@ use uuid::Uuid;
 
 use super::get_by_id;
 use super::turns::NO_QUESTION;
-use crate::db::checkpoints::{OF_MAIN_AGENTS, OF_SUBAGENTS};
-use crate::db::engine::on_engine;
+use crate::db::engine::{OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
 use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;

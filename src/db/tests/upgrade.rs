@@ -3,7 +3,7 @@
 use sqlx::{AssertSqlSafe, Connection, PgConnection, query_as, query_scalar, raw_sql};
 
 use super::postgres::{Database, connect, fresh_database};
-use crate::db::{migration, upgrade};
+use crate::db::engine::{migration, upgrade};
 use crate::domain::id::WorkerId;
 
 /// Takes the constraints away that an upgraded database does not have.

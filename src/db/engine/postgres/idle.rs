@@ -10,7 +10,6 @@ use sqlx::{PgConnection, Postgres};
 use tokio::time::Instant;
 
 use super::prepared::PreparedStatements;
-use crate::db::reader::give_back;
 
 /// The time after which a connection that no write has used is for others.
 const KEPT_IDLE: Duration = Duration::from_secs(60);
@@ -83,6 +82,18 @@ impl DerefMut for WriteConnection {
     fn deref_mut(&mut self) -> &mut PgConnection {
         &mut self.conn
     }
+}
+
+/// Returns a connection to its pool, which first checks that the connection answers. A connection that does not answer
+/// within `limit` is closed; the pool itself would wait for it without a limit.
+pub(in crate::db) fn give_back(conn: &mut PoolConnection<Postgres>, limit: Duration) {
+    let returned = tokio::time::timeout(limit, conn.return_to_pool());
+    // Without a runtime the connection is closed.
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        return;
+    };
+    // Not a tracked task: it ends by itself, and closing the pool waits for it.
+    drop(runtime.spawn(returned));
 }
 
 /// The connections that are not in use, the last used one last.

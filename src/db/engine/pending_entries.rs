@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::future::Either;
 
-use super::{DbResult, Tx, audit};
 use crate::domain::audit::AuditEntry;
 
 tokio::task_local! {
@@ -78,15 +77,13 @@ impl PendingEntries {
         self.pending().is_empty()
     }
 
-    /// Stores what is pending now, and returns it. It stays pending until [`PendingEntries::remove`].
-    pub(super) async fn insert(&self, tx: &mut Tx<'_>) -> DbResult<Vec<Arc<AuditEntry>>> {
-        let entries = self.pending().clone();
-        audit::insert_all(tx, &entries).await?;
-        Ok(entries)
+    /// Returns what is pending now. It stays pending until [`PendingEntries::remove`].
+    pub(in crate::db) fn not_stored(&self) -> Vec<Arc<AuditEntry>> {
+        self.pending().clone()
     }
 
     /// Removes entries whose transaction was committed.
-    pub(super) fn remove(&self, stored: &[Arc<AuditEntry>]) {
+    pub(in crate::db) fn remove(&self, stored: &[Arc<AuditEntry>]) {
         if !stored.is_empty() {
             self.pending()
                 .retain(|entry| !stored.iter().any(|stored| stored.id == entry.id));

@@ -12,7 +12,7 @@ use secrecy::zeroize::Zeroize;
 use uuid::Uuid;
 
 use super::{KEY_LEN, KeyBytes, decrypt, encrypt};
-use crate::db::DbResult;
+use crate::db::engine::error::DbResult;
 use crate::domain::Invalid;
 
 /// The name of a key that is given without one.

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 /// clients have a quarter more runs in a second, with a tenth less work for each. The scheduler moves other threads away
 /// from a processor that is busy.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Processor {
+pub(in crate::db) struct Processor {
     /// None where threads cannot be kept on a processor.
     number: Option<usize>,
 }
@@ -57,16 +57,16 @@ impl Processor {
 }
 
 /// A connection whose thread stays on one processor.
-pub(super) struct KeptConnection {
-    pub(super) conn: SqliteConnection,
-    pub(super) processor: Processor,
+pub(in crate::db) struct KeptConnection {
+    pub(in crate::db) conn: SqliteConnection,
+    pub(in crate::db) processor: Processor,
 }
 
 /// Opens a connection whose thread stays on one processor.
 ///
 /// # Errors
 /// When the connection cannot be opened.
-pub(super) async fn connect(options: SqliteConnectOptions) -> Result<KeptConnection, sqlx::Error> {
+pub(in crate::db) async fn connect(options: SqliteConnectOptions) -> Result<KeptConnection, sqlx::Error> {
     let runtime = Handle::current();
     let (connected, is_connected) = oneshot::channel();
     let connect = move || {
@@ -108,7 +108,7 @@ impl Drop for TaskThread {
 /// The thread stays on `processor`, where the thread of the connection is.
 ///
 /// If the future is dropped, so is the task. A panic of the task is one of the future.
-pub(super) async fn on_own_thread(name: &'static str, processor: Processor, task: BoxFuture<'static, ()>) {
+pub(in crate::db) async fn on_own_thread(name: &'static str, processor: Processor, task: BoxFuture<'static, ()>) {
     let dropped = CancellationToken::new();
     let runtime = Handle::current();
     let (ended, has_ended) = oneshot::channel();

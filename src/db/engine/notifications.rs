@@ -14,19 +14,19 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::DbLimits;
-use super::engine::{Engine, PostgresPool, Tx};
 use super::error::DbResult;
 use super::hosts::PostgresHosts;
-use super::live::{LiveAddress, LiveNotice};
+use super::live_notice::{LiveAddress, LiveNotice};
 use super::reachability::{Reachability, check_writable, warn_of};
 use super::session_lock::{HeldLock, SessionLock};
+use super::settings::DbLimits;
+use super::{Engine, PostgresPool, Tx};
 use crate::domain::id::{RunId, ThreadId};
 
 /// The name of the channel in the database.
 const CHANNEL: &str = "adjutant";
 /// The number of notifications buffered for a slow receiver; beyond it, the receiver loses the oldest.
-pub(super) const CAPACITY: usize = 1024;
+pub(in crate::db) const CAPACITY: usize = 1024;
 /// The delay before reconnecting after the connection broke.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 /// The time without notifications after which the connection is checked.
@@ -91,25 +91,25 @@ pub async fn notify(tx: &mut Tx<'_>, notify: Notification) -> DbResult<()> {
 
 /// The parts of the listener.
 #[derive(Clone)]
-pub(super) struct Listening {
+pub(in crate::db) struct Listening {
     /// The sender of the notifications that the listener receives.
-    pub(super) notifications: broadcast::Sender<Notification>,
+    pub(in crate::db) notifications: broadcast::Sender<Notification>,
     /// The sender of the live notices that the listener receives.
-    pub(super) live: broadcast::Sender<LiveNotice>,
+    pub(in crate::db) live: broadcast::Sender<LiveNotice>,
     /// The address of this process for live notices.
-    pub(super) live_address: LiveAddress,
+    pub(in crate::db) live_address: LiveAddress,
     /// The lock that the listener holds.
-    pub(super) session_lock: watch::Sender<Option<SessionLock>>,
+    pub(in crate::db) session_lock: watch::Sender<Option<SessionLock>>,
     /// The reachability of the database, which the listener finds out.
-    pub(super) reach: Arc<Reachability>,
+    pub(in crate::db) reach: Arc<Reachability>,
 }
 
 /// The servers to which a listener connects.
-pub(super) struct ListenerTargets {
+pub(in crate::db) struct ListenerTargets {
     /// Postgres itself, for the connection that listens.
-    pub(super) direct: Arc<PostgresHosts>,
+    pub(in crate::db) direct: Arc<PostgresHosts>,
     /// The pool of the other connections, which may lead to a pooler. The database is in reach only if both are.
-    pub(super) pool: PostgresPool,
+    pub(in crate::db) pool: PostgresPool,
 }
 
 impl ListenerTargets {
@@ -126,7 +126,7 @@ impl ListenerTargets {
 
 /// Listens until the database is `closing`, and forwards what arrives. The connection also holds the lock by which other
 /// processes know that this one is alive.
-pub(super) fn listen(
+pub(in crate::db) fn listen(
     targets: ListenerTargets,
     listening: Listening,
     limits: DbLimits,

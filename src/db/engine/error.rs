@@ -73,7 +73,7 @@ impl DbError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Busy | Self::Sealed(_) => true,
-            Self::Unavailable(error) => super::engine::is_transient(error),
+            Self::Unavailable(error) => super::is_transient(error),
             Self::Conflict(_)
             | Self::NoRow
             | Self::Corrupt { .. }
@@ -95,7 +95,7 @@ impl DbError {
     /// Returns whether the connection to the database cannot be made or has broken. That is no fault of the statement, and
     /// [`super::reachability`] logs its cause.
     pub fn is_out_of_reach(&self) -> bool {
-        matches!(self, Self::Unavailable(error) if super::engine::is_out_of_reach(error))
+        matches!(self, Self::Unavailable(error) if super::is_out_of_reach(error))
     }
 
     /// Returns whether the disk of SQLite has refused a write: it is full, or fails.
@@ -103,7 +103,7 @@ impl DbError {
         // Full; the log cannot be written, or not as far as the disk; nor can its index in shared memory. Codes of Postgres have
         // five characters.
         const CODES: [&str; 4] = ["13", "778", "1034", "4874"];
-        matches!(self, Self::Unavailable(error) if CODES.iter().any(|code| super::engine::has_code(error, code)))
+        matches!(self, Self::Unavailable(error) if CODES.iter().any(|code| super::has_code(error, code)))
     }
 
     /// Returns whether the transaction that failed with this error may be committed all the same, now or later.
@@ -190,7 +190,7 @@ fn without_source_line(error: &sqlx::Error) -> String {
 
 impl From<sqlx::Error> for DbError {
     fn from(error: sqlx::Error) -> Self {
-        super::engine::classify_error(error)
+        super::classify_error(error)
     }
 }
 
@@ -201,7 +201,7 @@ impl From<MigrateError> for DbError {
 }
 
 /// Returns the error that a column of a row cannot be read.
-pub(super) fn corrupt(table: &'static str, column: &'static str, id: impl ToString) -> DbError {
+pub(in crate::db) fn corrupt(table: &'static str, column: &'static str, id: impl ToString) -> DbError {
     DbError::Corrupt {
         table,
         column,

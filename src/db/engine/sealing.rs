@@ -5,14 +5,14 @@
 //! writes plain values and pays nothing for this module.
 //!
 //! A sealed value is a text: [`PREFIX`], then in base64 the id of the data key, a random nonce, the ciphertext and its
-//! tag. It is bound to its table, column and row ([`super::json::ColumnRef`]), so a value that was moved elsewhere cannot
+//! tag. It is bound to its table, column and row ([`ColumnRef`]), so a value that was moved elsewhere cannot
 //! be opened. No JSON text begins like a sealed value, so plain rows from before encryption are still read.
 //!
 //! The key that seals a value is not the data key itself, but derived from it and the place of the value (HKDF-SHA256).
 //! So there are few random nonces for each key, however many values a tenant has.
 //!
 //! Reading needs no transaction: the keys of the database are known to each of its operations as the task-local
-//! `KEYRING`, and `super::json` opens values with it. Writing asks the transaction for the [`Sealer`] of a tenant or a
+//! `KEYRING`, and `db/json.rs` opens values with it. Writing asks the transaction for the [`Sealer`] of a tenant or a
 //! thread.
 
 use std::borrow::Cow;
@@ -30,24 +30,22 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
+use super::column::{ColumnRef, encode};
 use super::error::{DbError, DbResult};
-use super::json::{ColumnRef, encode};
-use super::row::from_row;
+use crate::db::row::from_row;
 
 mod data_keys;
 mod master_keys;
-mod rekey;
 
-pub(super) use data_keys::{MASTER_IN_USE, TxKeys, destroy as destroy_keys};
+pub(in crate::db) use data_keys::{MASTER_IN_USE, TxKeys, destroy as destroy_keys, forget_all, renew, rewrap};
 pub use master_keys::MasterKeys;
-pub use rekey::{RekeyProgress, RekeyTarget};
 
 /// The beginning of a sealed value.
 const PREFIX: &str = "sealed1:";
 /// The length of the id of a data key, in bytes.
 const ID_LEN: usize = 16;
 /// The length of a key, in bytes.
-pub(super) const KEY_LEN: usize = 32;
+pub(in crate::db) const KEY_LEN: usize = 32;
 /// The longest value that is sealed, in bytes: more than any value that the server accepts.
 const MAX_VALUE_BYTES: usize = 512 << 20;
 
@@ -56,10 +54,10 @@ tokio::task_local! {
 }
 
 /// The secret bytes of a key, which are overwritten when they are dropped.
-pub(super) type KeyBytes = SecretBox<[u8; KEY_LEN]>;
+pub(in crate::db) type KeyBytes = SecretBox<[u8; KEY_LEN]>;
 
 /// The data key of a tenant.
-pub(super) struct DataKey {
+pub(in crate::db) struct DataKey {
     id: Uuid,
     derive: Prk,
 }
@@ -103,7 +101,7 @@ fn decrypt<'b>(key: &LessSafeKey, associated_data: &[u8], sealed: &'b mut [u8]) 
 }
 
 impl DataKey {
-    pub(super) fn new(id: Uuid, bytes: &KeyBytes) -> Self {
+    pub(in crate::db) fn new(id: Uuid, bytes: &KeyBytes) -> Self {
         Self {
             id,
             derive: Prk::new_less_safe(HKDF_SHA256, bytes.expose_secret()),
@@ -129,7 +127,7 @@ impl DataKey {
 }
 
 /// The known data keys, and the master keys that unwrap them.
-pub(super) struct Keyring {
+pub(in crate::db) struct Keyring {
     masters: MasterKeys,
     known: RwLock<KnownKeys>,
 }
@@ -191,21 +189,21 @@ impl Keyring {
 
 /// The encryption of a database; none if it has no master keys.
 #[derive(Clone, Default)]
-pub(super) struct Sealing(Option<Arc<Keyring>>);
+pub(in crate::db) struct Sealing(Option<Arc<Keyring>>);
 
 impl Sealing {
     /// Returns the encryption with these master keys.
-    pub(super) fn new(masters: Option<MasterKeys>) -> Self {
+    pub(in crate::db) fn new(masters: Option<MasterKeys>) -> Self {
         Self(masters.map(|masters| Arc::new(Keyring::new(masters))))
     }
 
     /// Returns whether new values are sealed.
-    pub(super) fn is_on(&self) -> bool {
+    pub(in crate::db) fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
     /// Runs an operation that can open sealed values.
-    pub(super) async fn scope<F: Future>(&self, operation: F) -> F::Output {
+    pub(in crate::db) async fn scope<F: Future>(&self, operation: F) -> F::Output {
         match &self.0 {
             None => operation.await,
             Some(keyring) => KEYRING.scope(Arc::clone(keyring), operation).await,
@@ -215,12 +213,12 @@ impl Sealing {
 
 /// Seals the values of one tenant; without encryption, leaves them plain.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sealer(Option<Arc<DataKey>>);
+pub(in crate::db) struct Sealer(Option<Arc<DataKey>>);
 
 /// The value of a column of JSON: an object, or a sealed one, which is a JSON string.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(super) enum JsonCell<'a> {
+pub(in crate::db) enum JsonCell<'a> {
     /// The object.
     Plain(&'a Map<String, Value>),
     /// The sealed text.
@@ -229,12 +227,12 @@ pub(super) enum JsonCell<'a> {
 
 impl Sealer {
     /// Returns whether values are sealed.
-    pub(super) fn is_on(&self) -> bool {
+    pub(in crate::db) fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
     /// Returns whether a stored text is as this sealer would write it.
-    pub(super) fn has_sealed(&self, text: &str) -> bool {
+    pub(in crate::db) fn has_sealed(&self, text: &str) -> bool {
         let Some(key) = &self.0 else {
             return !is_sealed(text);
         };
@@ -242,7 +240,7 @@ impl Sealer {
     }
 
     /// Returns whether stored bytes are as this sealer would write them.
-    pub(super) fn has_sealed_bytes(&self, sealed: Option<&[u8]>) -> bool {
+    pub(in crate::db) fn has_sealed_bytes(&self, sealed: Option<&[u8]>) -> bool {
         match (&self.0, sealed) {
             (Some(key), Some(sealed)) => id_of(sealed) == Some(key.id),
             (None, None) => true,
@@ -251,7 +249,7 @@ impl Sealer {
     }
 
     /// Seals a text.
-    pub(super) fn seal<I: ToString>(&self, cell: &ColumnRef<'_, I>, text: String) -> DbResult<String> {
+    pub(in crate::db) fn seal<I: ToString>(&self, cell: &ColumnRef<'_, I>, text: String) -> DbResult<String> {
         match &self.0 {
             None => Ok(text),
             Some(key) => {
@@ -265,7 +263,7 @@ impl Sealer {
     }
 
     /// Seals a text, if there is one.
-    pub(super) fn seal_some<I: ToString>(
+    pub(in crate::db) fn seal_some<I: ToString>(
         &self,
         cell: &ColumnRef<'_, I>,
         text: Option<String>,
@@ -274,7 +272,7 @@ impl Sealer {
     }
 
     /// Encodes a value as JSON text and seals the text.
-    pub(super) fn encode<T: Serialize + ?Sized, I: ToString>(
+    pub(in crate::db) fn encode<T: Serialize + ?Sized, I: ToString>(
         &self,
         cell: &ColumnRef<'_, I>,
         value: &T,
@@ -283,7 +281,7 @@ impl Sealer {
     }
 
     /// Returns the value of a column of JSON that holds `object`.
-    pub(super) fn json<'a, I: ToString>(
+    pub(in crate::db) fn json<'a, I: ToString>(
         &self,
         cell: &ColumnRef<'_, I>,
         object: &'a Map<String, Value>,
@@ -295,14 +293,18 @@ impl Sealer {
     }
 
     /// Seals bytes; none without encryption.
-    pub(super) fn seal_bytes<I: ToString>(&self, cell: &ColumnRef<'_, I>, bytes: &[u8]) -> DbResult<Option<Vec<u8>>> {
+    pub(in crate::db) fn seal_bytes<I: ToString>(
+        &self,
+        cell: &ColumnRef<'_, I>,
+        bytes: &[u8],
+    ) -> DbResult<Option<Vec<u8>>> {
         let sealed = self.0.as_ref().map(|key| key.seal(&cell.associated_data(), bytes));
         sealed.transpose()
     }
 }
 
 /// Returns whether a text of a column is sealed. In columns of JSON it is in quotes.
-pub(super) fn is_sealed(text: &str) -> bool {
+pub(in crate::db) fn is_sealed(text: &str) -> bool {
     text.strip_prefix('"').unwrap_or(text).starts_with(PREFIX)
 }
 
@@ -332,7 +334,7 @@ fn id_of(bytes: &[u8]) -> Option<Uuid> {
 /// # Errors
 /// [`DbError::Sealed`] when this server does not have the key, and [`DbError::Corrupt`] when the value was changed, or when
 /// its key was destroyed: what remains of a deleted tenant must not block others.
-pub(super) fn open<'t, I: ToString>(cell: &ColumnRef<'_, I>, text: &'t str) -> DbResult<Cow<'t, str>> {
+pub(in crate::db) fn open<'t, I: ToString>(cell: &ColumnRef<'_, I>, text: &'t str) -> DbResult<Cow<'t, str>> {
     if !is_sealed(text) {
         return Ok(Cow::Borrowed(text));
     }
@@ -345,7 +347,7 @@ pub(super) fn open<'t, I: ToString>(cell: &ColumnRef<'_, I>, text: &'t str) -> D
 ///
 /// # Errors
 /// As [`open`].
-pub(super) fn open_bytes<I: ToString>(cell: &ColumnRef<'_, I>, mut bytes: Vec<u8>) -> DbResult<Vec<u8>> {
+pub(in crate::db) fn open_bytes<I: ToString>(cell: &ColumnRef<'_, I>, mut bytes: Vec<u8>) -> DbResult<Vec<u8>> {
     let id = id_of(&bytes).ok_or_else(|| cell.corrupt())?;
     let key = KEYRING.try_with(|keyring| keyring.of_id(id)).ok().flatten();
     let key = key.ok_or_else(|| match KEYRING.try_with(|keyring| keyring.is_destroyed(id)) {

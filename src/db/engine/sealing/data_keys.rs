@@ -11,11 +11,11 @@ use uuid::Uuid;
 
 use super::master_keys::WrappedKey;
 use super::{DataKey, KEY_LEN, KeyBytes, KeyChange, Keyring, Sealer, Sealing, fill_random};
-use crate::db::engine::on_engine;
+use crate::db::engine::error::{DbError, DbResult};
+use crate::db::engine::{Tx, on_engine};
 use crate::db::row::from_row;
-use crate::db::{DbError, DbResult, Tx, threads};
 use crate::domain::access::Ownership;
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::ThreadId;
 
 /// The keys that a transaction has looked up.
 #[derive(Default)]
@@ -24,6 +24,19 @@ pub(in crate::db) struct TxKeys {
     own: Vec<(String, Arc<DataKey>)>,
     /// The thread that was looked up last, with the sealer of its tenant.
     last_thread: Option<(ThreadId, Sealer)>,
+}
+
+impl TxKeys {
+    /// Returns the sealer of the thread that was looked up last, if it is this one.
+    pub(in crate::db) fn of_last_thread(&self, thread: ThreadId) -> Option<Sealer> {
+        let (last, sealer) = self.last_thread.as_ref()?;
+        (*last == thread).then(|| sealer.clone())
+    }
+
+    /// Keeps the sealer of the thread that was looked up last.
+    pub(in crate::db) fn keep_last_thread(&mut self, thread: ThreadId, sealer: Sealer) {
+        self.last_thread = Some((thread, sealer));
+    }
 }
 
 from_row! {
@@ -237,41 +250,6 @@ impl Tx<'_> {
             true => self.sealer(Ownership::of_server().tenant.as_str()).await,
         }
     }
-
-    /// Returns the sealer for values on this thread: that of its tenant.
-    pub(in crate::db) async fn sealer_of_thread(&mut self, thread: ThreadId) -> DbResult<Sealer> {
-        if !self.sealing.is_on() {
-            return Ok(Sealer::default());
-        }
-        if let Some((last, sealer)) = &self.keys.last_thread
-            && *last == thread
-        {
-            return Ok(sealer.clone());
-        }
-        let tenant = threads::tenant_of(self, thread).await?;
-        // Nothing can be stored on a thread that does not exist.
-        let sealer = match tenant {
-            Some(tenant) => self.sealer(&tenant).await?,
-            None => return self.sealer_of_server().await,
-        };
-        self.keys.last_thread = Some((thread, sealer.clone()));
-        Ok(sealer)
-    }
-}
-
-impl Tx<'_> {
-    /// Returns the sealer for values of this run: that of its thread.
-    pub(in crate::db) async fn sealer_of_run(&mut self, run: RunId) -> DbResult<Sealer> {
-        const SQL: &str = "select thread_id from runs where run_id = $1";
-        if !self.sealing.is_on() {
-            return Ok(Sealer::default());
-        }
-        let thread: Option<Uuid> = on_engine!(self, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
-        match thread {
-            Some(thread) => self.sealer_of_thread(ThreadId(thread)).await,
-            None => self.sealer_of_server().await,
-        }
-    }
 }
 
 /// Returns the last change of the table.
@@ -339,7 +317,7 @@ async fn create(tx: &mut Tx<'_>, keyring: &Keyring, tenant: &str, change: i64) -
 }
 
 /// Wraps all data keys under the first master key. Returns the number of those that were not.
-pub(super) async fn rewrap(tx: &mut Tx<'_>) -> DbResult<u64> {
+pub(in crate::db) async fn rewrap(tx: &mut Tx<'_>) -> DbResult<u64> {
     const FIND: &str = "select key_id, tenant, master, wrapped, change from data_keys \
         where master <> $1 and wrapped is not null order by key_id";
     const UPDATE: &str = "update data_keys set master = $2, wrapped = $3, change = $4 where key_id = $1";
@@ -377,7 +355,7 @@ pub(super) async fn rewrap(tx: &mut Tx<'_>) -> DbResult<u64> {
 }
 
 /// Creates a new data key for each tenant that has one. Values that are written from now on are sealed with the new keys.
-pub(super) async fn renew(tx: &mut Tx<'_>) -> DbResult<()> {
+pub(in crate::db) async fn renew(tx: &mut Tx<'_>) -> DbResult<()> {
     const TENANTS: &str = "select distinct tenant from data_keys where wrapped is not null order by tenant";
     let Some(keyring) = tx.sealing.0.clone() else {
         return Ok(());
@@ -404,7 +382,7 @@ pub(in crate::db) async fn destroy(tx: &mut Tx<'_>, tenant: &str) -> DbResult<u6
 }
 
 /// Deletes all data keys, when nothing is sealed any more.
-pub(super) async fn forget_all(tx: &mut Tx<'_>) -> DbResult<()> {
+pub(in crate::db) async fn forget_all(tx: &mut Tx<'_>) -> DbResult<()> {
     const SQL: &str = "delete from data_keys";
     note_change(tx).await?;
     on_engine!(tx, |conn| query(SQL).execute(conn).await.map(drop))?;

@@ -14,15 +14,13 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::DbLimits;
-use super::engine::{
-    EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire_to_write,
-};
 use super::error::{DbError, DbResult};
 use super::notifications::Listening;
 use super::operation::DbOperation;
 use super::queue::{CompletedOperation, OperationReceiver, QueuedOperation, next};
 use super::row_security::RowAccess;
+use super::settings::DbLimits;
+use super::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire_to_write};
 
 /// The maximum number of operations that share a transaction.
 const GROUP: usize = 64;
@@ -30,18 +28,18 @@ const GROUP: usize = 64;
 const PURGE_AFTER: Duration = Duration::from_secs(1);
 
 /// The parts of a writer besides its connection.
-pub(super) struct WriterParts {
-    pub(super) inbox: OperationReceiver,
-    pub(super) parts: TxParts,
+pub(in crate::db) struct WriterParts {
+    pub(in crate::db) inbox: OperationReceiver,
+    pub(in crate::db) parts: TxParts,
     /// The parts of the listener of Postgres.
-    pub(super) listening: Listening,
-    pub(super) closing: CancellationToken,
-    pub(super) limits: DbLimits,
+    pub(in crate::db) listening: Listening,
+    pub(in crate::db) closing: CancellationToken,
+    pub(in crate::db) limits: DbLimits,
 }
 
 /// Returns the writer of SQLite. The writer ends early when its connection is lost. It opens no new connection, since
 /// the transaction on the old one may still be open. `lock` is held until the writer has ended.
-pub(super) fn on_sqlite(
+pub(in crate::db) fn on_sqlite(
     outfit: WriterParts,
     mut conn: SqliteConnection,
     lock: Option<FileLock>,
@@ -231,7 +229,11 @@ async fn end_operation(tx: &mut Tx<'_>, operation: &mut CompletedOperation, end:
 }
 
 /// Returns the writers of Postgres.
-pub(super) fn on_postgres(outfit: WriterParts, pool: &PostgresPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
+pub(in crate::db) fn on_postgres(
+    outfit: WriterParts,
+    pool: &PostgresPool,
+    count: usize,
+) -> Vec<BoxFuture<'static, ()>> {
     let WriterParts {
         inbox,
         parts,
@@ -259,7 +261,7 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PostgresPool, count: usize
 ///
 /// # Errors
 /// Those of the operation, and [`DbError::Unavailable`] when it took longer than `limit`.
-pub(super) async fn write_for_lease(
+pub(in crate::db) async fn write_for_lease(
     pool: &PostgresPool,
     parts: &TxParts,
     access: RowAccess,

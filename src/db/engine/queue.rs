@@ -8,7 +8,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
-use super::engine::Tx;
+use super::Tx;
 use super::error::{DbError, DbResult};
 use super::operation::DbOperation;
 use super::pending_entries::PendingEntries;
@@ -19,22 +19,22 @@ use crate::domain::panic::panic_text;
 const WAITING: usize = 1024;
 
 /// The sender of a queue.
-pub(super) struct TransactionQueue(mpsc::Sender<QueuedOperation>);
+pub(in crate::db) struct TransactionQueue(mpsc::Sender<QueuedOperation>);
 
 /// The receiver of a queue.
-pub(super) type OperationReceiver = mpsc::Receiver<QueuedOperation>;
+pub(in crate::db) type OperationReceiver = mpsc::Receiver<QueuedOperation>;
 
 /// Returns a queue and its receiver.
-pub(super) fn new() -> (TransactionQueue, OperationReceiver) {
+pub(in crate::db) fn new() -> (TransactionQueue, OperationReceiver) {
     let (sender, inbox) = mpsc::channel(WAITING);
     (TransactionQueue(sender), inbox)
 }
 
 /// An operation that waits in a queue.
-pub(super) struct QueuedOperation {
+pub(in crate::db) struct QueuedOperation {
     operation: DbOperation,
     /// For whom the operation works.
-    pub(super) access: RowAccess,
+    pub(in crate::db) access: RowAccess,
     /// The span of the caller.
     span: Span,
     /// The entries of the request for which the caller works.
@@ -43,15 +43,15 @@ pub(super) struct QueuedOperation {
 }
 
 /// An operation that ran and now waits for the end of its transaction.
-pub(super) struct CompletedOperation {
+pub(in crate::db) struct CompletedOperation {
     /// True if the writes of the operation are kept; an error is what failed beside the operation.
-    pub(super) kept: DbResult<bool>,
+    pub(in crate::db) kept: DbResult<bool>,
     answer: oneshot::Sender<DbResult<()>>,
 }
 
 impl QueuedOperation {
     /// Creates an operation of the current task that works for whom `access` says, and the receiver of its answer.
-    pub(super) fn new(access: RowAccess, operation: DbOperation) -> (Self, oneshot::Receiver<DbResult<()>>) {
+    pub(in crate::db) fn new(access: RowAccess, operation: DbOperation) -> (Self, oneshot::Receiver<DbResult<()>>) {
         let (answer, outcome) = oneshot::channel();
         let queued = Self {
             operation,
@@ -64,7 +64,7 @@ impl QueuedOperation {
     }
 
     /// Runs the operation, without ending the transaction.
-    pub(super) async fn run(self, tx: &mut Tx<'_>) -> CompletedOperation {
+    pub(in crate::db) async fn run(self, tx: &mut Tx<'_>) -> CompletedOperation {
         CompletedOperation {
             kept: run_to_end(self.operation, self.entries, tx).instrument(self.span).await,
             answer: self.answer,
@@ -72,7 +72,7 @@ impl QueuedOperation {
     }
 
     /// Runs the operation like [`Self::run`]; none if its caller is gone before the end.
-    pub(super) async fn run_while_awaited(self, tx: &mut Tx<'_>) -> Option<CompletedOperation> {
+    pub(in crate::db) async fn run_while_awaited(self, tx: &mut Tx<'_>) -> Option<CompletedOperation> {
         let mut answer = self.answer;
         let kept = tokio::select! {
             // An operation whose caller is gone already does not begin.
@@ -84,19 +84,19 @@ impl QueuedOperation {
     }
 
     /// Refuses the operation with this error.
-    pub(super) fn refuse(self, error: DbError) {
+    pub(in crate::db) fn refuse(self, error: DbError) {
         let _ = self.answer.send(Err(error));
     }
 }
 
 impl CompletedOperation {
     /// Returns whether the writes of the operation are kept.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(in crate::db) fn is_kept(&self) -> bool {
         matches!(self.kept, Ok(true))
     }
 
     /// Tells the caller how the transaction has ended.
-    pub(super) fn report(self, ended: DbResult<()>) {
+    pub(in crate::db) fn report(self, ended: DbResult<()>) {
         // An error of the transaction precedes a refusal of the operation, since the refusal may depend on writes of other
         // operations in the same transaction. The caller may be gone; the operation is done all the same.
         let _ = self.answer.send(ended.and(self.kept.map(drop)));
@@ -118,7 +118,7 @@ async fn run_to_end(operation: DbOperation, entries: Option<PendingEntries>, tx:
 
 impl TransactionQueue {
     /// Queues an operation that works for whom `access` says, and waits for its answer.
-    pub(super) async fn run(&self, access: RowAccess, operation: DbOperation) -> DbResult<()> {
+    pub(in crate::db) async fn run(&self, access: RowAccess, operation: DbOperation) -> DbResult<()> {
         let (queued, outcome) = QueuedOperation::new(access, operation);
         self.0.send(queued).await.map_err(|_| DbError::Closed)?;
         // A dropped operation took too long. The queue is closed only when the database is closed.
@@ -133,7 +133,10 @@ impl TransactionQueue {
 }
 
 /// Takes the next operation of a queue that several tasks share; none when the queue is closed and empty.
-pub(super) async fn next(inbox: &Mutex<OperationReceiver>, closing: &CancellationToken) -> Option<QueuedOperation> {
+pub(in crate::db) async fn next(
+    inbox: &Mutex<OperationReceiver>,
+    closing: &CancellationToken,
+) -> Option<QueuedOperation> {
     let mut inbox = inbox.lock().await;
     tokio::select! {
         operation = inbox.recv() => return operation,

@@ -11,17 +11,17 @@ use sqlx::postgres::PgRow;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Either, Encode, FromRow, Postgres, Sqlite, Type};
 
-use super::engine::{
-    BatchConn, BatchSession, Conn, Engine, PostgresConn, PostgresValues, SqliteConn, ValueOffset, on_engine,
+use super::error::{DbError, DbResult};
+use super::{
+    BatchConn, BatchSession, Conn, Engine, PostgresConn, PostgresValues, SqliteConn, Tx, ValueOffset, on_engine,
     push_number,
 };
-use super::{DbError, DbResult, Tx};
 
 /// The most values of a statement with rows on SQLite, which searches the place of each value by its number.
 const MOST_VALUES: usize = 60;
 
 /// A value of a statement on either engine.
-pub(super) trait SqlValue<'q>:
+pub(in crate::db) trait SqlValue<'q>:
     Encode<'q, Sqlite> + Type<Sqlite> + Encode<'q, Postgres> + Type<Postgres>
 {
 }
@@ -29,12 +29,15 @@ pub(super) trait SqlValue<'q>:
 impl<'q, T> SqlValue<'q> for T where T: Encode<'q, Sqlite> + Type<Sqlite> + Encode<'q, Postgres> + Type<Postgres> {}
 
 /// A row of a result on either engine.
-pub(super) trait ReadRow: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow> + Send + Unpin {}
+pub(in crate::db) trait ReadRow:
+    for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow> + Send + Unpin
+{
+}
 
 impl<T> ReadRow for T where T: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow> + Send + Unpin {}
 
 /// A statement under construction. Its values are numbered in the order in which they are bound: `$1`, `$2`.
-pub(super) struct Statement<'t, 'c> {
+pub(in crate::db) struct Statement<'t, 'c> {
     target: Target<'t, 'c>,
     sql: Cow<'static, str>,
     /// The number of values so far.
@@ -55,7 +58,7 @@ enum Target<'t, 'c> {
 
 impl<'c> Tx<'c> {
     /// Begins a statement.
-    pub(super) fn statement<'t>(&'t mut self, sql: &'static str) -> Statement<'t, 'c> {
+    pub(in crate::db) fn statement<'t>(&'t mut self, sql: &'static str) -> Statement<'t, 'c> {
         let target = match &mut self.conn {
             Conn::Sqlite(conn) => Target::Sqlite {
                 values: conn.next_values(),
@@ -78,7 +81,7 @@ impl<'c> Tx<'c> {
     ///
     /// # Errors
     /// As [`Statement::execute_later`].
-    pub(super) async fn insert_later<I>(
+    pub(in crate::db) async fn insert_later<I>(
         &mut self,
         insert: &'static str,
         end: &'static str,
@@ -124,13 +127,13 @@ macro_rules! send {
 
 impl Statement<'_, '_> {
     /// Binds the next value.
-    pub(super) fn bind<'q>(mut self, value: impl SqlValue<'q>) -> Self {
+    pub(in crate::db) fn bind<'q>(mut self, value: impl SqlValue<'q>) -> Self {
         self.add(value);
         self
     }
 
     /// Binds values, and appends them to the text as a list in brackets.
-    pub(super) fn bind_list<'q, V: SqlValue<'q>>(mut self, values: impl Iterator<Item = V>) -> Self {
+    pub(in crate::db) fn bind_list<'q, V: SqlValue<'q>>(mut self, values: impl Iterator<Item = V>) -> Self {
         self.push_rows(std::iter::once(values), |row, values| {
             for value in values {
                 row.push_bind(value);
@@ -165,7 +168,7 @@ impl Statement<'_, '_> {
     ///
     /// # Errors
     /// Those of the statement, and of others that waited.
-    pub(super) async fn execute(self) -> DbResult<u64> {
+    pub(in crate::db) async fn execute(self) -> DbResult<u64> {
         send!(self, |conn, sql, values| execute(conn, sql, values).await)
     }
 
@@ -175,7 +178,7 @@ impl Statement<'_, '_> {
     ///
     /// # Errors
     /// Those of the statement, and of others that waited.
-    pub(super) async fn execute_later(self) -> DbResult<()> {
+    pub(in crate::db) async fn execute_later(self) -> DbResult<()> {
         send!(self, |conn, sql, values| Ok(conn.send_later(sql, values).await?))
     }
 
@@ -184,7 +187,7 @@ impl Statement<'_, '_> {
     ///
     /// # Errors
     /// [`DbError::NoRow`] if it changed no row, those of the statement, and of others that waited.
-    pub(super) async fn change_later(self) -> DbResult<()> {
+    pub(in crate::db) async fn change_later(self) -> DbResult<()> {
         send!(self, |conn, sql, values| Ok(conn.change_later(sql, values).await?))
     }
 
@@ -193,7 +196,7 @@ impl Statement<'_, '_> {
     ///
     /// # Errors
     /// Those of the statement, and of others that waited.
-    pub(super) async fn fetch_later<R: ReadRow>(self) -> DbResult<LaterRows<R>> {
+    pub(in crate::db) async fn fetch_later<R: ReadRow>(self) -> DbResult<LaterRows<R>> {
         let number = send!(self, |conn, sql, values| conn.fetch_later(sql, values).await)?;
         let rows = PhantomData;
         Ok(LaterRows { number, rows })
@@ -203,7 +206,7 @@ impl Statement<'_, '_> {
     ///
     /// # Errors
     /// Those of the statement, and of others that waited.
-    pub(super) async fn fetch_optional<R: ReadRow>(self) -> DbResult<Option<R>> {
+    pub(in crate::db) async fn fetch_optional<R: ReadRow>(self) -> DbResult<Option<R>> {
         send!(self, |conn, sql, values| {
             let row = conn.fetch_first(sql, values).await?;
             Ok(row.map(|row| R::from_row(&row)).transpose()?)
@@ -214,7 +217,7 @@ impl Statement<'_, '_> {
     ///
     /// # Errors
     /// Those of the statement, and of others that waited.
-    pub(super) async fn fetch_all<R: ReadRow>(self) -> DbResult<Vec<R>> {
+    pub(in crate::db) async fn fetch_all<R: ReadRow>(self) -> DbResult<Vec<R>> {
         send!(self, |conn, sql, values| {
             let mut rows = vec![];
             let mut steps = conn.send_now(sql, values).await?;
@@ -241,7 +244,7 @@ async fn execute<S: BatchSession>(conn: &mut BatchConn<S>, sql: Cow<'static, str
 }
 
 /// The rows of a statement that are read later in its transaction.
-pub(super) struct LaterRows<R> {
+pub(in crate::db) struct LaterRows<R> {
     /// The number under which the connection keeps the rows.
     number: usize,
     rows: PhantomData<fn() -> R>,
@@ -252,7 +255,7 @@ impl<R: ReadRow> LaterRows<R> {
     ///
     /// # Errors
     /// Those of the statement, and of others that waited.
-    pub(super) async fn fetch_all(self, tx: &mut Tx<'_>) -> DbResult<Vec<R>> {
+    pub(in crate::db) async fn fetch_all(self, tx: &mut Tx<'_>) -> DbResult<Vec<R>> {
         on_engine!(tx, |conn| {
             let rows = conn.take_kept(self.number).await?;
             rows.iter().map(|row| R::from_row(row).map_err(DbError::from)).collect()
@@ -263,20 +266,20 @@ impl<R: ReadRow> LaterRows<R> {
     ///
     /// # Errors
     /// Those of the statement, and of others that waited.
-    pub(super) async fn fetch_optional(self, tx: &mut Tx<'_>) -> DbResult<Option<R>> {
+    pub(in crate::db) async fn fetch_optional(self, tx: &mut Tx<'_>) -> DbResult<Option<R>> {
         Ok(self.fetch_all(tx).await?.into_iter().next())
     }
 }
 
 /// The values of a row under construction.
-pub(super) struct RowValues<'r, 't, 'c> {
+pub(in crate::db) struct RowValues<'r, 't, 'c> {
     statement: &'r mut Statement<'t, 'c>,
     is_empty: bool,
 }
 
 impl RowValues<'_, '_, '_> {
     /// Binds the next value of the row.
-    pub(super) fn push_bind<'q>(&mut self, value: impl SqlValue<'q>) -> &mut Self {
+    pub(in crate::db) fn push_bind<'q>(&mut self, value: impl SqlValue<'q>) -> &mut Self {
         self.statement.add(value);
         let number = self.statement.bound;
         let separator = if self.is_empty { "" } else { ", " };

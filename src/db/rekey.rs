@@ -10,10 +10,10 @@ use sqlx::types::Json;
 use sqlx::{ColumnIndex, Database, Decode, Encode, QueryBuilder, Row, Type};
 use uuid::Uuid;
 
-use super::{Sealer, data_keys, open, open_bytes};
-use crate::db::engine::{Vector, on_engine};
-use crate::db::json::{ColumnRef, unless_corrupt};
-use crate::db::{Db, DbError, DbResult, Tx, definitions};
+use super::engine::sealing::{self, Sealer, open, open_bytes};
+use super::engine::{Vector, on_engine};
+use super::json::{ColumnRef, unless_corrupt};
+use super::{Db, DbError, DbResult, Tx, blobs, definitions, items, mcp_logins};
 
 /// The most rows of a batch.
 const MAX_ROWS: i64 = 200;
@@ -126,7 +126,7 @@ fn of_event(key: &[KeyPart]) -> String {
 /// Returns the id of an item from its tenant, owner, namespace and key.
 fn of_item(key: &[KeyPart]) -> String {
     match key {
-        [_, owner, namespace, key] => crate::db::items::bound_id(&owner.text(), &namespace.text(), &key.text()),
+        [_, owner, namespace, key] => items::bound_id(&owner.text(), &namespace.text(), &key.text()),
         [..] => String::new(),
     }
 }
@@ -135,8 +135,8 @@ fn of_item(key: &[KeyPart]) -> String {
 fn of_vector(key: &[KeyPart]) -> String {
     match key {
         [_, owner, namespace, key, path] => {
-            let item = crate::db::items::bound_id(&owner.text(), &namespace.text(), &key.text());
-            crate::db::items::bound_id_of_vector(&item, &path.text())
+            let item = items::bound_id(&owner.text(), &namespace.text(), &key.text());
+            items::bound_id_of_vector(&item, &path.text())
         }
         [..] => String::new(),
     }
@@ -145,7 +145,7 @@ fn of_vector(key: &[KeyPart]) -> String {
 /// Returns the id of a login from its tenant and server.
 fn of_login(key: &[KeyPart]) -> String {
     match key {
-        [tenant, server] => crate::db::mcp_logins::bound_id(&tenant.text(), &server.text()),
+        [tenant, server] => mcp_logins::bound_id(&tenant.text(), &server.text()),
         [..] => String::new(),
     }
 }
@@ -153,7 +153,7 @@ fn of_login(key: &[KeyPart]) -> String {
 /// Returns the id of a blob from its tenant and digest.
 fn of_blob(key: &[KeyPart]) -> String {
     match key {
-        [tenant, digest] => crate::db::blobs::bound_id(&tenant.text(), &digest.text()),
+        [tenant, digest] => blobs::bound_id(&tenant.text(), &digest.text()),
         [..] => String::new(),
     }
 }
@@ -644,7 +644,7 @@ async fn rewrite_blob(tx: &mut Tx<'_>, after: Option<Vec<KeyPart>>, target: Reke
 
 async fn store_blob(tx: &mut Tx<'_>, row: &BlobCell, sealer: &Sealer) -> DbResult<()> {
     let id = of_blob(&row.key);
-    let cell = crate::db::blobs::cell(&id);
+    let cell = blobs::cell(&id);
     let plain = match row.sealed {
         true => open_bytes(&cell, row.content.clone())?,
         false => row.content.clone(),
@@ -679,11 +679,11 @@ impl Db {
             return Err(DbError::Unfit(message.to_owned()));
         }
         let mut progress = RekeyProgress {
-            rewrapped: self.write(|tx| Box::pin(data_keys::rewrap(tx))).await?,
+            rewrapped: self.write(|tx| Box::pin(sealing::rewrap(tx))).await?,
             ..RekeyProgress::default()
         };
         if target == RekeyTarget::NewDataKeys {
-            self.write(|tx| Box::pin(data_keys::renew(tx))).await?;
+            self.write(|tx| Box::pin(sealing::renew(tx))).await?;
         }
         for table in TABLES.iter().chain([&VECTORS, &BLOBS]) {
             let mut last: Option<Vec<KeyPart>> = None;
@@ -711,7 +711,7 @@ impl Db {
         }
         // Values that cannot be read today may be readable with another release: their keys are kept.
         if target == RekeyTarget::Plain && progress.unreadable == 0 {
-            self.write(|tx| Box::pin(data_keys::forget_all(tx))).await?;
+            self.write(|tx| Box::pin(sealing::forget_all(tx))).await?;
         }
         Ok(progress)
     }

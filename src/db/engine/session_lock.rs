@@ -14,14 +14,14 @@ use super::error::{DbError, DbResult};
 use crate::domain::id::RunId;
 
 /// The SQL condition that a connection to the current database holds the advisory lock with the number `{lock}`.
-pub(super) const IS_HELD: &str = "exists (select 1 from pg_locks \
+pub(in crate::db) const IS_HELD: &str = "exists (select 1 from pg_locks \
     where locktype = 'advisory' and granted and objsubid = 1 \
     and database = (select oid from pg_database where datname = current_database()) \
     and (classid::bigint << 32) | objid::bigint = {lock})";
 
 /// The number of an advisory lock, which is a new one for each connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SessionLock(pub(super) i64);
+pub struct SessionLock(pub(in crate::db) i64);
 
 impl SessionLock {
     /// Takes a new lock on a connection.
@@ -39,7 +39,7 @@ impl SessionLock {
 ///
 /// # Errors
 /// [`DbError::CannotOpen`] if they do not, and if the database fails.
-pub(super) async fn check_same_database(direct: &mut PgConnection, pooled: &mut PgConnection) -> DbResult<()> {
+pub(in crate::db) async fn check_same_database(direct: &mut PgConnection, pooled: &mut PgConnection) -> DbResult<()> {
     const SQL: &str = concatcp!("select ", str_replace!(IS_HELD, "{lock}", "$1"));
     let lock = SessionLock::take(direct).await?;
     let mut transaction = pooled.begin().await?;
@@ -57,14 +57,14 @@ pub(super) async fn check_same_database(direct: &mut PgConnection, pooled: &mut 
 }
 
 /// A lock that is held. Dropping it says that it is lost.
-pub(super) struct HeldLock<'a>(&'a watch::Sender<Option<SessionLock>>);
+pub(in crate::db) struct HeldLock<'a>(&'a watch::Sender<Option<SessionLock>>);
 
 impl<'a> HeldLock<'a> {
     /// Takes a lock on the connection of a listener, and shows it to the receivers of `shown`.
     ///
     /// # Errors
     /// If the database fails.
-    pub(super) async fn take(
+    pub(in crate::db) async fn take(
         listener: &mut PgListener,
         shown: &'a watch::Sender<Option<SessionLock>>,
     ) -> Result<Self, sqlx::Error> {

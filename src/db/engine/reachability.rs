@@ -35,7 +35,7 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The reachability of the database, as the listener finds out. Shared with the pool.
 #[derive(Debug, Default)]
-pub(super) struct Reachability {
+pub(in crate::db) struct Reachability {
     state: Mutex<ReachState>,
     looks: watch::Sender<HostLooks>,
 }
@@ -76,7 +76,7 @@ impl Default for ReachState {
 
 impl Reachability {
     /// Notes that the connection of the listener is lost: others that were idle meanwhile may be lost, too.
-    pub(super) fn connection_is_lost(&self) {
+    pub(in crate::db) fn connection_is_lost(&self) {
         self.change(|state| {
             state.changed = Instant::now();
             state.was_lost = true;
@@ -85,18 +85,18 @@ impl Reachability {
 
     /// Notes that a server has refused a write since it is read-only. Its other connections are checked before their next
     /// use, and the listener looks for the server that takes writes.
-    pub(super) fn writes_are_refused(&self) {
+    pub(in crate::db) fn writes_are_refused(&self) {
         self.change(|state| state.changed = Instant::now());
         self.want_look();
     }
 
     /// Has the listener look for the server that takes writes.
-    pub(super) fn want_look(&self) {
+    pub(in crate::db) fn want_look(&self) {
         self.looks.send_modify(|looks| looks.is_wanted = true);
     }
 
     /// Has the listener look for the server that takes writes, and waits until it has, but not for ever.
-    pub(super) async fn wait_for_look(&self) {
+    pub(in crate::db) async fn wait_for_look(&self) {
         let mut looks = self.looks.subscribe();
         let count = looks.borrow().count;
         self.want_look();
@@ -107,7 +107,7 @@ impl Reachability {
 
     /// Waits until another look is wanted and the last one is some time ago. If the wait is cancelled, the look stays
     /// wanted.
-    pub(super) async fn look_is_wanted(&self) {
+    pub(in crate::db) async fn look_is_wanted(&self) {
         let mut looks = self.looks.subscribe();
         let wanted = looks.wait_for(|looks| looks.is_wanted);
         // It could fail only without a sender, and `self` has it.
@@ -118,7 +118,7 @@ impl Reachability {
     }
 
     /// Notes that the listener has looked for the server that takes writes.
-    pub(super) fn has_looked(&self) {
+    pub(in crate::db) fn has_looked(&self) {
         self.looks.send_modify(|looks| {
             *looks = HostLooks {
                 is_wanted: false,
@@ -129,7 +129,7 @@ impl Reachability {
     }
 
     /// Notes that no connection can be made, and logs the cause if one could be before.
-    pub(super) fn is_out(&self, error: &DbError) {
+    pub(in crate::db) fn is_out(&self, error: &DbError) {
         let now = Instant::now();
         let is_news = self.change(|state| {
             let is_news = state.out_since.is_none();
@@ -145,12 +145,12 @@ impl Reachability {
     }
 
     /// Returns whether no connection can be made.
-    pub(super) fn is_out_of_reach(&self) -> bool {
+    pub(in crate::db) fn is_out_of_reach(&self) -> bool {
         self.change(|state| state.out_since.is_some())
     }
 
     /// Notes that a connection was made, and logs it if none could be before.
-    pub(super) fn is_back(&self) {
+    pub(in crate::db) fn is_back(&self) {
         let now = Instant::now();
         let out_since = self.change(|state| {
             state.changed = now;
@@ -163,7 +163,7 @@ impl Reachability {
     }
 
     /// Notes that the disk of SQLite has refused a write, and logs the cause if it took those before.
-    pub(super) fn disk_has_refused_a_write(&self, error: &DbError) {
+    pub(in crate::db) fn disk_has_refused_a_write(&self, error: &DbError) {
         let is_news = self.change(|state| state.refused_by_disk.replace(Instant::now()).is_none());
         if is_news {
             tracing::warn!(
@@ -174,7 +174,7 @@ impl Reachability {
     }
 
     /// Notes that a row was written.
-    pub(super) fn row_was_written(&self) {
+    pub(in crate::db) fn row_was_written(&self) {
         let is_settled = |refused: &mut Instant| refused.elapsed() >= DISK_SETTLE_TIME;
         let is_news = self.change(|state| state.refused_by_disk.take_if(is_settled).is_some());
         if is_news {
@@ -183,17 +183,17 @@ impl Reachability {
     }
 
     /// Returns whether the disk takes writes, as far as is known.
-    pub(super) fn disk_takes_writes(&self) -> bool {
+    pub(in crate::db) fn disk_takes_writes(&self) -> bool {
         self.change(|state| state.refused_by_disk.is_none())
     }
 
     /// Returns whether a connection that was idle for so long is used without a check: the check costs a round trip.
-    pub(super) fn trusts(&self, idle: Duration) -> bool {
+    pub(in crate::db) fn trusts(&self, idle: Duration) -> bool {
         idle < self.change(|state| state.changed.elapsed()).min(IDLE_CHECK_AFTER)
     }
 
     /// Returns whether the listener is connected for the first time, or has been for [`RECONNECT_TIME`].
-    pub(super) fn is_settled(&self) -> bool {
+    pub(in crate::db) fn is_settled(&self) -> bool {
         self.change(|state| !state.was_lost || (state.out_since.is_none() && state.changed.elapsed() >= RECONNECT_TIME))
     }
 
@@ -207,7 +207,10 @@ impl Reachability {
 ///
 /// # Errors
 /// If the server does not meet the demand, or the connection fails.
-pub(super) async fn check_writable(conn: &mut PgConnection, target: TargetSessionAttrs) -> Result<(), sqlx::Error> {
+pub(in crate::db) async fn check_writable(
+    conn: &mut PgConnection,
+    target: TargetSessionAttrs,
+) -> Result<(), sqlx::Error> {
     // One message: behind a pooler the next one may reach another session.
     const SQL: &str = "select pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'";
     let row = raw_sql(SQL).fetch_one(conn).await?;

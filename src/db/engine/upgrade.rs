@@ -10,22 +10,22 @@
 use const_format::{concatcp, str_replace};
 use sqlx::{Connection, PgConnection, Postgres, Transaction, query_scalar, raw_sql};
 
+use super::clock::NOW_POSTGRES;
 use super::error::DbResult;
 use super::session_lock::IS_HELD;
-use super::workers::NOW_POSTGRES;
 use crate::domain::id::WorkerId;
 
 /// The condition that the worker `{worker}` is one of this release or a later one.
 const READS_ALL: &str = "substr({worker}::text, 29) collate \"C\" between '00000002' and '000000ff'";
 
-/// The number of the forms of rows up to texts in the [short form](super::short_form). Each release with a new form reads those
+/// The number of the forms of rows up to texts in the [short form](crate::db::short_form). Each release with a new form reads those
 /// of former releases, too.
-pub(super) const SHORT_TEXTS: u32 = 1;
-/// The number of the forms of rows up to positions and events without the [questions](super::questions) of their interrupts.
-pub(super) const QUESTIONS_ONCE: u32 = 2;
+pub(in crate::db) const SHORT_TEXTS: u32 = 1;
+/// The number of the forms of rows up to positions and events without the [questions](crate::db::questions) of their interrupts.
+pub(in crate::db) const QUESTIONS_ONCE: u32 = 2;
 
 /// Returns the number of the forms of rows that every server reads which can be at work.
-pub(super) async fn forms_read(conn: &mut PgConnection) -> DbResult<u32> {
+pub(in crate::db) async fn forms_read(conn: &mut PgConnection) -> DbResult<u32> {
     // Servers of the release before the former one could finish an upgrade to it: then all read short texts.
     const SQL: &str = "select conname::text from pg_constraint where conrelid = to_regclass('runs') \
         and conname in ('reads_short_texts', 'reads_questions_once')";
@@ -38,7 +38,7 @@ pub(super) async fn forms_read(conn: &mut PgConnection) -> DbResult<u32> {
 }
 
 /// Returns whether the upgrade is finished: every server that can be at work reads all that this one may store.
-pub(super) async fn is_finished(conn: &mut PgConnection) -> DbResult<bool> {
+pub(in crate::db) async fn is_finished(conn: &mut PgConnection) -> DbResult<bool> {
     Ok(forms_read(conn).await? == WorkerId::FORMS_READ)
 }
 
@@ -48,7 +48,7 @@ pub(super) async fn is_finished(conn: &mut PgConnection) -> DbResult<bool> {
 /// # Errors
 /// When the database fails, when another transaction uses a table for too long, or when the role may not change tables. The
 /// upgrade can be finished later then.
-pub(super) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
+pub(in crate::db) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
     const OF_WORKER_ID: &str = str_replace!(READS_ALL, "{worker}", "worker_id");
     const OF_WORKER: &str = str_replace!(READS_ALL, "{worker}", "worker");
     // That of the former release is part of the new constraint.

@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::BoxFuture;
 
-use super::engine::Tx;
+use super::Tx;
 use super::error::{DbError, DbResult};
 
 /// The work of one transaction. It returns whether its writes are to be kept; an error rolls them back, too.
-pub(super) struct DbOperation(Box<Work>);
+pub(in crate::db) struct DbOperation(Box<Work>);
 
 /// The closure of an operation.
 type Work = dyn for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>> + Send;
 
 impl DbOperation {
     /// Creates an operation of work that says whether its writes are to be kept.
-    pub(super) fn new<W>(work: W) -> Self
+    pub(in crate::db) fn new<W>(work: W) -> Self
     where
         W: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>> + Send + 'static,
     {
@@ -28,7 +28,7 @@ impl DbOperation {
 
     /// Creates an operation of work with any result, and the place where the operation leaves the result. Writes are
     /// kept unless the result is an error.
-    pub(super) fn with_outcome<T, E, W>(work: W) -> (Self, TransactionOutcome<T, E>)
+    pub(in crate::db) fn with_outcome<T, E, W>(work: W) -> (Self, TransactionOutcome<T, E>)
     where
         T: Send + 'static,
         E: Send + 'static,
@@ -43,13 +43,13 @@ impl DbOperation {
     ///
     /// # Errors
     /// If the database failed beside the work, whose own error is its outcome.
-    pub(super) async fn run(self, tx: &mut Tx<'_>) -> DbResult<bool> {
+    pub(in crate::db) async fn run(self, tx: &mut Tx<'_>) -> DbResult<bool> {
         (self.0)(tx).await
     }
 }
 
 /// The place where an operation leaves its result.
-pub(super) struct TransactionOutcome<T, E>(Arc<Mutex<Option<Result<T, E>>>>);
+pub(in crate::db) struct TransactionOutcome<T, E>(Arc<Mutex<Option<Result<T, E>>>>);
 
 impl<T, E> TransactionOutcome<T, E>
 where
@@ -69,7 +69,7 @@ where
     ///
     /// # Errors
     /// Those of the work.
-    pub(super) fn into_result(self) -> Result<T, E>
+    pub(in crate::db) fn into_result(self) -> Result<T, E>
     where
         E: From<DbError>,
     {

@@ -11,8 +11,8 @@
 use futures::future::Either;
 use sqlx::{AssertSqlSafe, PgConnection, query_scalar};
 
-use super::engine::PlainStatements;
-use super::{DbError, DbResult};
+use super::batch::PlainStatements;
+use super::error::{DbError, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::identity::{Identity, Tenant};
 
@@ -76,7 +76,7 @@ impl RowAccess {
     ///
     /// # Errors
     /// [`DbError::Unbound`] if it does not say so.
-    pub(super) fn required() -> DbResult<Self> {
+    pub(in crate::db) fn required() -> DbResult<Self> {
         let access = Self::current();
         access.ok_or_else(|| {
             tracing::error!("a task used the database without saying for which tenant; it was refused");
@@ -85,7 +85,7 @@ impl RowAccess {
     }
 
     /// Returns the name in the place of a tenant: `*` for the server.
-    pub(super) fn word(&self) -> String {
+    pub(in crate::db) fn word(&self) -> String {
         match self {
             Self::Tenant(tenant) => tenant.as_str().to_owned(),
             Self::Server => Ownership::of_server().tenant.as_str().to_owned(),
@@ -94,14 +94,14 @@ impl RowAccess {
 
     /// Returns `begin` for a transaction of Postgres with this access. It is part of a message, so it costs no round trip, and
     /// `set local` ends with the transaction: a connection carries nothing over to its next user.
-    pub(super) fn begin(&self, begin: &PlainStatements) -> PlainStatements {
+    pub(in crate::db) fn begin(&self, begin: &PlainStatements) -> PlainStatements {
         let mut begin = begin.clone();
         begin.push(&format!("set local {}", self.setting()));
         begin
     }
 
     /// Returns the statement that gives a connection of Postgres this access until it is closed.
-    pub(super) fn set_session(&self) -> AssertSqlSafe<String> {
+    pub(in crate::db) fn set_session(&self) -> AssertSqlSafe<String> {
         AssertSqlSafe(format!("set {}", self.setting()))
     }
 
@@ -113,7 +113,7 @@ impl RowAccess {
 }
 
 /// Logs a warning if row-level security does not hold for the role of the connection.
-pub(super) async fn warn_without_effect(conn: &mut PgConnection) -> DbResult<()> {
+pub(in crate::db) async fn warn_without_effect(conn: &mut PgConnection) -> DbResult<()> {
     if let Some(role) = exempt_role(conn).await? {
         tracing::warn!(
             role,
@@ -126,7 +126,7 @@ pub(super) async fn warn_without_effect(conn: &mut PgConnection) -> DbResult<()>
 }
 
 /// Returns the role of the connection if row-level security does not hold for it.
-pub(super) async fn exempt_role(conn: &mut PgConnection) -> DbResult<Option<String>> {
+pub(in crate::db) async fn exempt_role(conn: &mut PgConnection) -> DbResult<Option<String>> {
     const SQL: &str = "select rolname::text from pg_roles where rolname = current_user and (rolsuper or rolbypassrls)";
     Ok(query_scalar(SQL).fetch_optional(conn).await?)
 }

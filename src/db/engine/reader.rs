@@ -19,9 +19,10 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::engine::{PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
+use super::postgres::give_back;
 use super::queue::{OperationReceiver, QueuedOperation, next};
+use super::{PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 
 /// The number of readers of SQLite.
 const READERS: usize = 4;
@@ -30,7 +31,7 @@ const BEGIN: PlainStatements = PlainStatements::new("begin", 1);
 const END: &str = "rollback";
 
 /// Returns readers of SQLite, which share a queue.
-pub(super) fn on_sqlite(
+pub(in crate::db) fn on_sqlite(
     inbox: OperationReceiver,
     parts: &TxParts,
     options: &SqliteConnectOptions,
@@ -134,23 +135,11 @@ async fn read_in_snapshot(
     ended.transpose().map(drop)
 }
 
-/// Returns a connection to its pool, which first checks that the connection answers. A connection that does not answer
-/// within `limit` is closed; the pool itself would wait for it without a limit.
-pub(super) fn give_back(conn: &mut PoolConnection<Postgres>, limit: Duration) {
-    let returned = tokio::time::timeout(limit, conn.return_to_pool());
-    // Without a runtime the connection is closed.
-    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-        return;
-    };
-    // Not a tracked task: it ends by itself, and closing the pool waits for it.
-    drop(runtime.spawn(returned));
-}
-
 /// A Postgres connection that returns to its pool only if no transaction can be open on it.
 ///
 /// Dropping a transaction rolls it back. But if the future of its `begin` was dropped, the driver does not know of the
 /// transaction: the next user of the connection would be in a read-only transaction.
-pub(super) struct Reader {
+pub(in crate::db) struct Reader {
     conn: PoolConnection<Postgres>,
     has_begun: bool,
     limit: Duration,
@@ -158,7 +147,7 @@ pub(super) struct Reader {
 
 impl Reader {
     /// Acquires a connection. On return to the pool, the rollback of an open read may take up to `limit`.
-    pub(super) async fn of(pool: &PostgresPool, limit: Duration) -> DbResult<Self> {
+    pub(in crate::db) async fn of(pool: &PostgresPool, limit: Duration) -> DbResult<Self> {
         Ok(Self {
             conn: acquire(pool).await?,
             has_begun: false,
@@ -167,12 +156,12 @@ impl Reader {
     }
 
     /// Marks the connection as not answering, so that it is closed instead of returned to the pool.
-    pub(super) fn is_stuck(&mut self) {
+    pub(in crate::db) fn is_stuck(&mut self) {
         self.has_begun = false;
     }
 
     /// Begins the read transaction with these statements.
-    pub(super) async fn begin(&mut self, statements: PlainStatements) -> DbResult<Transaction<'_, Postgres>> {
+    pub(in crate::db) async fn begin(&mut self, statements: PlainStatements) -> DbResult<Transaction<'_, Postgres>> {
         let statements = AssertSqlSafe(statements.text().to_owned());
         let transaction = self.conn.begin_with(statements).await?;
         self.has_begun = true;
@@ -193,7 +182,7 @@ impl Drop for Reader {
 const PROGRESS_INTERVAL: i32 = 50_000;
 
 /// A SQLite connection whose statements can be interrupted.
-pub(super) struct SearchReader {
+pub(in crate::db) struct SearchReader {
     conn: PoolConnection<Sqlite>,
     is_over: Arc<AtomicBool>,
     is_finished: bool,
@@ -201,7 +190,7 @@ pub(super) struct SearchReader {
 
 impl SearchReader {
     /// Acquires a connection whose statements may together take up to `limit`.
-    pub(super) async fn of(pool: &SqlitePool, limit: Duration) -> DbResult<Self> {
+    pub(in crate::db) async fn of(pool: &SqlitePool, limit: Duration) -> DbResult<Self> {
         let is_over = Arc::new(AtomicBool::new(false));
         let end = Instant::now() + limit;
         let mut reader = Self {
@@ -219,12 +208,12 @@ impl SearchReader {
     }
 
     /// Begins the read transaction.
-    pub(super) async fn begin(&mut self) -> DbResult<Transaction<'_, Sqlite>> {
+    pub(in crate::db) async fn begin(&mut self) -> DbResult<Transaction<'_, Sqlite>> {
         Ok(self.conn.begin().await?)
     }
 
     /// Removes the limit, so that the connection returns to its pool on drop.
-    pub(super) async fn finish(&mut self) -> DbResult<()> {
+    pub(in crate::db) async fn finish(&mut self) -> DbResult<()> {
         self.conn.lock_handle().await?.remove_progress_handler();
         self.is_finished = true;
         Ok(())

@@ -66,7 +66,7 @@ fn migration(name: &str, content: Vec<u8>) -> Option<Migration> {
 }
 
 /// Returns the names of the tables, which are the same on both engines, as the migrations create them.
-pub(super) fn table_names() -> BTreeSet<String> {
+pub(in crate::db) fn table_names() -> BTreeSet<String> {
     let lines = POSTGRES_TABLES
         .iter()
         .flat_map(|migration| migration.sql.as_str().lines());
@@ -75,7 +75,7 @@ pub(super) fn table_names() -> BTreeSet<String> {
 }
 
 /// Brings the tables of SQLite up to date.
-pub(super) async fn migrate_sqlite(conn: &mut SqliteConnection) -> DbResult<()> {
+pub(in crate::db) async fn migrate_sqlite(conn: &mut SqliteConnection) -> DbResult<()> {
     // Tables of a newer version are named as such.
     sqlite_state(conn).await?;
     Ok(SQLITE_TABLES.run(conn).await?)
@@ -83,7 +83,7 @@ pub(super) async fn migrate_sqlite(conn: &mut SqliteConnection) -> DbResult<()> 
 
 /// Brings the tables of Postgres up to date. If they are, nothing is written, so that a role which may not create tables
 /// can serve. Returns the state before.
-pub(super) async fn migrate_postgres(conn: &mut PgConnection) -> DbResult<TableState> {
+pub(in crate::db) async fn migrate_postgres(conn: &mut PgConnection) -> DbResult<TableState> {
     // Migrations change the rows of all tenants.
     raw_sql(RowAccess::Server.set_session()).execute(&mut *conn).await?;
     let before = postgres_state(conn).await?;
@@ -94,7 +94,7 @@ pub(super) async fn migrate_postgres(conn: &mut PgConnection) -> DbResult<TableS
 }
 
 /// Returns the state of the tables of SQLite.
-pub(super) async fn sqlite_state(conn: &mut SqliteConnection) -> DbResult<TableState> {
+pub(in crate::db) async fn sqlite_state(conn: &mut SqliteConnection) -> DbResult<TableState> {
     const HAS_TABLES: &str = "select count(*) > 0 from sqlite_master where name = '_sqlx_migrations'";
     let has_tables: bool = query_scalar(HAS_TABLES).fetch_one(&mut *conn).await?;
     let applied = match has_tables {
@@ -105,7 +105,7 @@ pub(super) async fn sqlite_state(conn: &mut SqliteConnection) -> DbResult<TableS
 }
 
 /// Returns the state of the tables of Postgres.
-pub(super) async fn postgres_state(conn: &mut PgConnection) -> DbResult<TableState> {
+pub(in crate::db) async fn postgres_state(conn: &mut PgConnection) -> DbResult<TableState> {
     const HAS_TABLES: &str = "select to_regclass('_sqlx_migrations') is not null";
     let has_tables: bool = query_scalar(HAS_TABLES).fetch_one(&mut *conn).await?;
     let applied = match has_tables {

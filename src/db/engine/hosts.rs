@@ -9,17 +9,17 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, PgConnection};
 use tokio::time::Instant;
 
-use super::DbLimits;
-use super::engine::postgres_options;
 use super::error::{DbError, DbResult};
+use super::postgres_options;
 use super::reachability::check_writable;
+use super::settings::DbLimits;
 use crate::domain::postgres_url::{PostgresUrl, TargetSessionAttrs};
 
 /// The hosts of a URL. All have the same login and the same parameters.
-pub(super) struct PostgresHosts {
+pub(in crate::db) struct PostgresHosts {
     hosts: Vec<PgConnectOptions>,
     /// The demand on the server that a connection leads to.
-    pub(super) target: TargetSessionAttrs,
+    pub(in crate::db) target: TargetSessionAttrs,
     latest: Mutex<LatestHost>,
 }
 
@@ -35,14 +35,14 @@ impl PostgresHosts {
     ///
     /// # Errors
     /// If the URL cannot be used. The error does not repeat it.
-    pub(super) fn of(url: &str) -> DbResult<Self> {
+    pub(in crate::db) fn of(url: &str) -> DbResult<Self> {
         let url = PostgresUrl::parse(url)
             .map_err(|reason| DbError::CannotOpen(format!("the URL of the database {reason}")))?;
         let hosts: DbResult<Vec<PgConnectOptions>> = url.hosts.iter().map(|host| postgres_options(host)).collect();
         Ok(Self::new(hosts?, url.target))
     }
 
-    pub(super) fn new(hosts: Vec<PgConnectOptions>, target: TargetSessionAttrs) -> Self {
+    pub(in crate::db) fn new(hosts: Vec<PgConnectOptions>, target: TargetSessionAttrs) -> Self {
         Self {
             hosts,
             target,
@@ -51,13 +51,13 @@ impl PostgresHosts {
     }
 
     /// Changes the options of connections.
-    pub(super) fn with_options(mut self, change: impl Fn(PgConnectOptions) -> PgConnectOptions) -> Self {
+    pub(in crate::db) fn with_options(mut self, change: impl Fn(PgConnectOptions) -> PgConnectOptions) -> Self {
         self.hosts = self.hosts.into_iter().map(change).collect();
         self
     }
 
     /// Returns whether there is another host to go to.
-    pub(super) fn are_several(&self) -> bool {
+    pub(in crate::db) fn are_several(&self) -> bool {
         self.hosts.len() > 1
     }
 
@@ -65,7 +65,7 @@ impl PostgresHosts {
     ///
     /// # Errors
     /// If no host meets the demand. The error names each host and the reason; that of the only host is its own.
-    pub(super) async fn connect(&self, limits: DbLimits) -> DbResult<PgConnection> {
+    pub(in crate::db) async fn connect(&self, limits: DbLimits) -> DbResult<PgConnection> {
         let first = self.latest_index();
         let hosts = self.hosts.iter().enumerate().cycle().skip(first);
         let mut failures = vec![];
@@ -106,22 +106,22 @@ impl PostgresHosts {
     }
 
     /// Returns the place in the list of the host to which a connection was made last; the first one before any was made.
-    pub(super) fn latest_index(&self) -> usize {
+    pub(in crate::db) fn latest_index(&self) -> usize {
         self.latest().index
     }
 
     /// Returns the options for a connection to the latest host.
-    pub(super) fn latest_options(&self) -> PgConnectOptions {
+    pub(in crate::db) fn latest_options(&self) -> PgConnectOptions {
         self.hosts[self.latest_index()].clone()
     }
 
     /// Returns the name of the latest host.
-    pub(super) fn latest_name(&self) -> String {
+    pub(in crate::db) fn latest_name(&self) -> String {
         name(&self.hosts[self.latest_index()])
     }
 
     /// Returns whether a connection of this age was made to an earlier host.
-    pub(super) fn have_moved_within(&self, age: Duration) -> bool {
+    pub(in crate::db) fn have_moved_within(&self, age: Duration) -> bool {
         self.latest().since.is_some_and(|since| since.elapsed() < age)
     }
 }
