@@ -5,9 +5,10 @@ use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::engine::{LaterRows, on_engine};
+use super::interrupts::NO_QUESTION;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::row::from_row;
-use super::runs::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE, NO_QUESTION};
+use super::runs::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 use super::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskLineage, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};

@@ -29,6 +29,11 @@ const TABLE: &str = "interrupts";
 /// The maximum number of ids in one statement; databases limit the number of bound values.
 const MAX_IDS: usize = 200;
 
+/// The SQL condition on the pending run of the row `{run}` that no question of the present branch of its thread is in its
+/// way.
+pub(super) const NO_QUESTION: &str = "({run}.turn is null or {run}.turn <> 'after_answers' \
+    or not exists (select 1 from interrupts asked where asked.thread_id = {run}.thread_id and asked.status = 'pending'))";
+
 /// An interrupt with its source, status and answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InterruptRecord {

@@ -68,6 +68,7 @@ mod states;
 pub mod stored_bytes;
 #[cfg(test)]
 mod tests;
+pub mod thread_search;
 pub mod threads;
 pub mod trees;
 pub mod vacuum;

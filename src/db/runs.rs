@@ -31,7 +31,6 @@ pub use claims::{
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_before_last, begun_by, begun_with, ended_among, latest};
 pub use queue::{QueueDepth, queue};
-pub(super) use turns::NO_QUESTION;
 pub use turns::{
     at_work_by_queue, count_of_subject, hold_messages, lock_claims, next_in_queue, try_lock_claims, waiting_queues,
 };

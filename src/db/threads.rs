@@ -1,6 +1,5 @@
 //! The table of threads: their metadata, status and TTL. Their messages are in the checkpoints.
 
-mod search;
 mod terms;
 
 use std::collections::BTreeSet;
@@ -12,15 +11,11 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
-#[cfg(test)]
-pub(in crate::db) use search::AccessPath;
-pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, count, search};
-
 use super::engine::sealing::Sealer;
 use super::engine::{Engine, LaterRows, Statement, on_engine};
+use super::interrupts::NO_QUESTION;
 use super::json::{ColumnRef, log_unreadable};
 use super::row::from_row;
-use super::runs::NO_QUESTION;
 use super::{DbResult, Tx, access, blobs, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
@@ -29,12 +24,13 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "threads";
 
-const COLUMNS: &str = "thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
+pub(super) const COLUMNS: &str = "thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
     created_at, updated_at, state_updated_at, ttl, ttl_strategy, expires_at, tenant, owner";
 const SELECT: &str = concatcp!("select ", COLUMNS, " from threads");
 
 from_row! {
-    struct ThreadRow {
+    /// The row of a thread.
+    pub(super) struct ThreadRow {
         thread_id: Uuid,
         status: String,
         metadata: String,

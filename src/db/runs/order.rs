@@ -7,8 +7,8 @@ use sqlx::{QueryBuilder, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::get_by_id;
-use super::turns::NO_QUESTION;
 use crate::db::engine::{OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
+use crate::db::interrupts::NO_QUESTION;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;

@@ -14,12 +14,12 @@ use const_format::concatcp;
 use sqlx::{QueryBuilder, query_scalar};
 use uuid::Uuid;
 
-use super::{COLUMNS, ThreadRow};
 use crate::db::access::{ScopedRows, push_owner, push_permitted, push_unforbidden};
 use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
 use crate::db::list_part::ListBuilder;
 use crate::db::states::object_weight;
+use crate::db::threads::{COLUMNS, ThreadRow};
 use crate::db::{DbError, DbResult, Tx, background, checkpoints, copies, off_thread};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::checkpoint::Lane;
