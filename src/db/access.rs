@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use sqlx::{QueryBuilder, query_as, query_scalar};
 use uuid::Uuid;
 
+use super::codec::json::ColumnRef;
 use super::engine::{Contains, on_engine};
-use super::json::ColumnRef;
 use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership, ResourceFacts};

@@ -8,8 +8,8 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::{self, ScopedRows, push_scope};
+use super::codec::json::ColumnRef;
 use super::engine::{Contains, LaterRows, on_engine};
-use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart, PageQuery};
 use super::row::from_row;
 use super::{DbResult, Tx};

@@ -4,9 +4,9 @@ use const_format::{concatcp, str_replace};
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
+use super::codec::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::engine::{LaterRows, on_engine};
 use super::interrupts::NO_QUESTION;
-use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::row::from_row;
 use super::runs::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 use super::{DbResult, Tx};

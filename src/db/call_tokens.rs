@@ -4,8 +4,8 @@ use sqlx::{query, query_as};
 use uuid::Uuid;
 
 use super::access::ownership;
+use super::codec::json::{ColumnRef, encode, unless_corrupt};
 use super::engine::on_engine;
-use super::json::{ColumnRef, encode, unless_corrupt};
 use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::domain::api_key::SecretDigest;

@@ -31,9 +31,9 @@ pub use summary::{
     CheckpointSummary, LaterSummary, load_summaries, load_summary, newest_summary, newest_summary_later,
 };
 
-use super::blobs::{self, BlobReferrer, Packer, StoredText};
+use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
+use super::codec::json::ColumnRef;
 use super::engine::{LaneColumn, LaterRows, OF_MAIN_AGENTS, OF_SUBAGENTS, corrupt, on_engine};
-use super::json::ColumnRef;
 use super::row::from_row;
 use super::{DbError, DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};

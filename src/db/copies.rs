@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::{cell, with_parents};
+use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::engine::{LaneColumn, on_engine};
 use super::row::from_row;
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};

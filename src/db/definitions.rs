@@ -6,8 +6,8 @@ use std::collections::{HashMap, HashSet};
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
+use super::codec::json::{ColumnRef, readable, unless_corrupt};
 use super::engine::{Conn, on_engine};
-use super::json::{ColumnRef, readable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart, PageQuery};
 use super::row::from_row;
 use super::{DbResult, Notification, Tx, notifications};

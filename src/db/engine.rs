@@ -224,7 +224,7 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Returns whether new texts are stored in the [short form](super::short_form).
+    /// Returns whether new texts are stored in the [short form](super::codec::short_form).
     pub(super) fn shortens(&self) -> bool {
         self.forms >= upgrade::SHORT_TEXTS
     }

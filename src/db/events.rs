@@ -4,10 +4,10 @@ use const_format::{concatcp, str_replace};
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
-use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::{self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, PARENT};
+use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
+use super::codec::json::ColumnRef;
 use super::engine::{LaneColumn, OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
-use super::json::ColumnRef;
 use super::row::from_row;
 use super::{DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};

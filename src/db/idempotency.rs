@@ -5,8 +5,8 @@ use futures::future::BoxFuture;
 use sqlx::{query, query_as};
 use uuid::Uuid;
 
+use super::codec::json::ColumnRef;
 use super::engine::on_engine;
-use super::json::ColumnRef;
 use super::row::from_row;
 use super::{Db, DbError, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};

@@ -12,9 +12,9 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
+use super::codec::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::engine::sealing::Sealer;
 use super::engine::{Contains, LaterRows, Statement, lane_id, lane_of, on_engine};
-use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};

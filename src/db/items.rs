@@ -15,8 +15,8 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
 use super::access::push_owner;
+use super::codec::json::ColumnRef;
 use super::engine::{Conn, Matches, on_engine};
-use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
 use super::{DbResult, Tx};

@@ -4,8 +4,8 @@ use const_format::{concatcp, str_replace};
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
+use super::codec::json::{ColumnRef, readable};
 use super::engine::on_engine;
-use super::json::{ColumnRef, readable};
 use super::row::from_row;
 use super::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use super::{DbResult, Tx};

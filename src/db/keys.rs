@@ -3,8 +3,8 @@
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
+use super::codec::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::engine::on_engine;
-use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::api_key::{

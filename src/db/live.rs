@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
+use super::codec::json::ColumnRef;
 use super::engine::{Conn, LIVE_CHANNEL, LiveAddress, on_engine, sealing};
-use super::json::ColumnRef;
 use super::{Db, DbResult, Tx};
 use crate::domain::id::ThreadId;
 

@@ -30,9 +30,9 @@ pub mod access;
 pub mod assistants;
 pub mod audit;
 pub mod background;
-mod blobs;
 pub mod call_tokens;
 pub mod checkpoints;
+mod codec;
 pub mod copies;
 pub mod crons;
 pub mod definitions;
@@ -46,7 +46,6 @@ pub mod inspection;
 pub mod interrupts;
 pub mod items;
 pub mod jobs;
-mod json;
 pub mod keys;
 mod list_part;
 pub mod live;
@@ -62,8 +61,6 @@ pub mod retention;
 mod row;
 pub mod runs;
 pub mod sandboxes;
-mod sealers;
-mod short_form;
 mod states;
 pub mod stored_bytes;
 #[cfg(test)]
@@ -81,6 +78,7 @@ use tokio::sync::{Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use codec::json::unless_corrupt;
 pub use engine::notifications::Notification;
 pub use engine::sealing::MasterKeys;
 pub(crate) use engine::warn_of;
@@ -88,7 +86,6 @@ pub use engine::{
     DbAddress, DbError, DbLimits, DbResult, Engine, LiveAddress, LiveNotice, PendingEntries, RowAccess, SessionLock,
     SpawnWriter, Tx, migration, notifications,
 };
-pub use json::unless_corrupt;
 pub use list_part::{ListPart, PageQuery};
 pub use live::ChunkRange;
 pub use offload::{CancelFlag, off_thread};

@@ -3,7 +3,7 @@
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::blobs::{self, BlobReferrer, Packer};
+use super::codec::blobs::{self, BlobReferrer, Packer};
 use super::engine::{LaneColumn, on_engine};
 use super::{DbResult, Engine, Tx, checkpoints, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;

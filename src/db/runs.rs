@@ -36,12 +36,13 @@ pub use turns::{
 };
 pub use usage::{LaterUsages, set_usage, usage, usages, usages_later, usages_with_background};
 
-use super::blobs::{self, BlobReferrer, Packer, StoredText};
+use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
+use super::codec::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
+use super::codec::short_form;
 use super::engine::{Engine, LaneColumn, LaterRows, on_engine};
-use super::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
-use super::{DbError, DbResult, Tx, short_form};
+use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};

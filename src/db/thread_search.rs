@@ -15,8 +15,8 @@ use sqlx::{QueryBuilder, query_scalar};
 use uuid::Uuid;
 
 use crate::db::access::{ScopedRows, push_owner, push_permitted, push_unforbidden};
+use crate::db::codec::json::unless_corrupt;
 use crate::db::engine::{Contains, on_engine};
-use crate::db::json::unless_corrupt;
 use crate::db::list_part::ListBuilder;
 use crate::db::states::object_weight;
 use crate::db::threads::{COLUMNS, ThreadRow};

@@ -11,12 +11,13 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
+use super::codec::blobs;
+use super::codec::json::{ColumnRef, log_unreadable};
 use super::engine::sealing::Sealer;
 use super::engine::{Engine, LaterRows, Statement, on_engine};
 use super::interrupts::NO_QUESTION;
-use super::json::{ColumnRef, log_unreadable};
 use super::row::from_row;
-use super::{DbResult, Tx, access, blobs, idempotency};
+use super::{DbResult, Tx, access, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};

@@ -14,7 +14,7 @@ use super::state::state_at;
 use super::summary::load_summaries;
 use super::summary::{CheckpointSummary, SummaryRow};
 use super::{EntryColumns, Span, cell, with_parents};
-use crate::db::blobs::{self, StoredText};
+use crate::db::codec::blobs::{self, StoredText};
 use crate::db::engine::{LaneColumn, LaterRows, on_engine};
 use crate::db::fold::StateFold;
 use crate::db::row::from_row;

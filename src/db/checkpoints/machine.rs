@@ -3,9 +3,9 @@
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
-use super::super::blobs::{self, StoredText};
 use super::super::engine::{LaneColumn, on_engine};
 use super::{DbResult, Head, Tx, cell, find_head, head, load_state, node_of_stored, with_parents};
+use crate::db::codec::blobs::{self, StoredText};
 use crate::db::row::from_row;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};

@@ -7,7 +7,7 @@ use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::{Head, Span, cell, missing_ancestor};
-use crate::db::blobs::{self, StoredText};
+use crate::db::codec::blobs::{self, StoredText};
 use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::fold::StateFold;
 use crate::db::row::from_row;

@@ -5,8 +5,8 @@ use sqlx::query_as;
 use uuid::Uuid;
 
 use super::{TABLE, source_of, with_parents};
+use crate::db::codec::json::ColumnRef;
 use crate::db::engine::{LaneColumn, LaterRows, on_engine};
-use crate::db::json::ColumnRef;
 use crate::db::row::from_row;
 use crate::db::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Lane};

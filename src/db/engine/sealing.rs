@@ -12,7 +12,7 @@
 //! So there are few random nonces for each key, however many values a tenant has.
 //!
 //! Reading needs no transaction: the keys of the database are known to each of its operations as the task-local
-//! `KEYRING`, and `db/json.rs` opens values with it. Writing asks the transaction for the [`Sealer`] of a tenant or a
+//! `KEYRING`, and `db/codec/json.rs` opens values with it. Writing asks the transaction for the [`Sealer`] of a tenant or a
 //! thread.
 
 use std::borrow::Cow;

@@ -18,7 +18,7 @@ use crate::domain::id::WorkerId;
 /// The condition that the worker `{worker}` is one of this release or a later one.
 const READS_ALL: &str = "substr({worker}::text, 29) collate \"C\" between '00000002' and '000000ff'";
 
-/// The number of the forms of rows up to texts in the [short form](crate::db::short_form). Each release with a new form reads those
+/// The number of the forms of rows up to texts in the [short form](crate::db::codec::short_form). Each release with a new form reads those
 /// of former releases, too.
 pub(in crate::db) const SHORT_TEXTS: u32 = 1;
 /// The number of the forms of rows up to positions and events without the [questions](crate::db::questions) of their interrupts.

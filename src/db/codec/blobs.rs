@@ -20,13 +20,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use sqlx::{QueryBuilder, query, query_as};
 
-use super::engine::sealing::{self, Sealer};
-use super::engine::{OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
 use super::json::{ColumnRef, encode, unless_corrupt};
-use super::row::from_row;
 use super::sealers::tenant_of;
 use super::short_form::{self, Dictionary, is_short, shorten};
-use super::{DbError, DbResult, Tx};
+use crate::db::engine::sealing::{self, Sealer};
+use crate::db::engine::{Engine, OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
+use crate::db::row::from_row;
+use crate::db::{DbError, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 
 /// The beginning of a packed text. No JSON text begins like this.
@@ -38,7 +38,7 @@ const MAX_TRIES: usize = 5;
 
 /// A reference of a packed text to a blob.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct BlobRef {
+pub(in crate::db) struct BlobRef {
     /// The place in the text without blobs at which the base64 text belongs, in bytes.
     at: usize,
     /// The digest of the content.
@@ -63,19 +63,19 @@ fn take_apart(text: &str) -> Option<Packed<'_>> {
 
 /// Decodes some fields of a text of this column, and nothing of its blobs, in whose places are empty strings or beginnings of
 /// data URLs.
-pub(super) fn decode_some<T: DeserializeOwned, I: ToString>(cell: &ColumnRef<'_, I>, text: &str) -> DbResult<T> {
+pub(in crate::db) fn decode_some<T: DeserializeOwned, I: ToString>(cell: &ColumnRef<'_, I>, text: &str) -> DbResult<T> {
     let opened = cell.open(text)?;
     let text = take_apart(&opened).map_or(&*opened, |packed| packed.rest);
     serde_json::from_str(text).map_err(|_| cell.corrupt())
 }
 
 /// Returns the references of a text that is not sealed.
-pub(super) fn refs_of(text: &str) -> Vec<BlobRef> {
+pub(in crate::db) fn refs_of(text: &str) -> Vec<BlobRef> {
     take_apart(text).map(|packed| packed.refs).unwrap_or_default()
 }
 
 /// Returns the length that a text has with its blobs, if it is not sealed, in bytes.
-pub(super) fn restored_len(text: &str) -> usize {
+pub(in crate::db) fn restored_len(text: &str) -> usize {
     let blobs = refs_of(text).into_iter();
     let added: i64 = blobs.map(|found| (found.bytes + 2) / 3 * 4).sum();
     text.len().saturating_add(usize::try_from(added).unwrap_or(0))
@@ -198,12 +198,12 @@ fn number(len: usize) -> i64 {
 }
 
 /// Returns the id to which the content of a blob is bound.
-pub(super) fn bound_id(tenant: &str, digest: &str) -> String {
+pub(in crate::db) fn bound_id(tenant: &str, digest: &str) -> String {
     format!("{tenant}\n{digest}")
 }
 
 /// Returns the column with the content of a blob.
-pub(super) fn cell(id: &String) -> ColumnRef<'_, String> {
+pub(in crate::db) fn cell(id: &String) -> ColumnRef<'_, String> {
     ColumnRef {
         table: "blobs",
         column: "content",
@@ -213,7 +213,7 @@ pub(super) fn cell(id: &String) -> ColumnRef<'_, String> {
 
 /// The row that refers to blobs.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum BlobReferrer {
+pub(in crate::db) enum BlobReferrer {
     /// A checkpoint or an event, by its number in the log of the thread.
     Entry {
         /// The thread.
@@ -239,7 +239,7 @@ impl BlobReferrer {
 }
 
 /// Packs, shortens and seals the texts of one row.
-pub(super) struct Packer {
+pub(in crate::db) struct Packer {
     sealer: Sealer,
     min: usize,
     dictionary: Option<Dictionary>,
@@ -248,7 +248,7 @@ pub(super) struct Packer {
 
 impl Packer {
     /// Creates the packer for a row on this thread.
-    pub(super) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Self> {
+    pub(in crate::db) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Self> {
         Ok(Self {
             sealer: tx.sealer_of_thread(thread).await?,
             min: tx.blob_min_chars,
@@ -258,7 +258,7 @@ impl Packer {
     }
 
     /// Encodes a value as JSON text, and packs, shortens and seals the text.
-    pub(super) fn encode<T: Serialize + ?Sized, I: ToString>(
+    pub(in crate::db) fn encode<T: Serialize + ?Sized, I: ToString>(
         &mut self,
         cell: &ColumnRef<'_, I>,
         value: &T,
@@ -268,7 +268,7 @@ impl Packer {
     }
 
     /// Shortens a packed text, if every server reads that, and seals it.
-    pub(super) fn seal<I: ToString>(&self, cell: &ColumnRef<'_, I>, packed: String) -> DbResult<String> {
+    pub(in crate::db) fn seal<I: ToString>(&self, cell: &ColumnRef<'_, I>, packed: String) -> DbResult<String> {
         let text = match self.dictionary {
             Some(dictionary) => shorten(packed, dictionary),
             None => packed,
@@ -277,7 +277,7 @@ impl Packer {
     }
 
     /// Returns whether one of the packed texts refers to a blob.
-    pub(super) fn has_blobs(&self) -> bool {
+    pub(in crate::db) fn has_blobs(&self) -> bool {
         !self.blobs.is_empty()
     }
 
@@ -285,7 +285,7 @@ impl Packer {
     ///
     /// # Errors
     /// [`DbError::Conflict`] when the thread was deleted.
-    pub(super) async fn store(self, tx: &mut Tx<'_>, referrer: BlobReferrer) -> DbResult<()> {
+    pub(in crate::db) async fn store(self, tx: &mut Tx<'_>, referrer: BlobReferrer) -> DbResult<()> {
         if self.blobs.is_empty() {
             return Ok(());
         }
@@ -326,7 +326,12 @@ enum BlobSource<'a> {
 ///
 /// # Errors
 /// [`DbError::Conflict`] when one of the threads was deleted.
-pub(super) async fn copy(tx: &mut Tx<'_>, from: ThreadId, referrer: BlobReferrer, refs: Vec<BlobRef>) -> DbResult<()> {
+pub(in crate::db) async fn copy(
+    tx: &mut Tx<'_>,
+    from: ThreadId,
+    referrer: BlobReferrer,
+    refs: Vec<BlobRef>,
+) -> DbResult<()> {
     let mut wanted = References::new();
     for found in refs {
         let reference = wanted.entry(found.digest).or_default();
@@ -440,15 +445,15 @@ async fn insert_references(tx: &mut Tx<'_>, tenant: &str, referrer: BlobReferrer
 }
 
 /// A text that was read from a column and may be sealed, short and packed.
-pub(super) struct StoredText<'a, I: ToString> {
+pub(in crate::db) struct StoredText<'a, I: ToString> {
     /// The column.
-    pub(super) cell: ColumnRef<'a, I>,
+    pub(in crate::db) cell: ColumnRef<'a, I>,
     /// The text.
-    pub(super) text: &'a mut String,
+    pub(in crate::db) text: &'a mut String,
 }
 
 /// Opens and expands a text. One that cannot be opened stays as it is.
-pub(super) fn open<I: ToString>(cell: &ColumnRef<'_, I>, text: &mut String) {
+pub(in crate::db) fn open<I: ToString>(cell: &ColumnRef<'_, I>, text: &mut String) {
     if (sealing::is_sealed(text) || is_short(text))
         && let Ok(opened) = cell.open(text).map(Cow::into_owned)
     {
@@ -461,7 +466,7 @@ pub(super) fn open<I: ToString>(cell: &ColumnRef<'_, I>, text: &mut String) {
 ///
 /// # Errors
 /// [`DbError::Sealed`] when this server does not have the key of a blob, and errors of the database.
-pub(super) async fn restore<I: ToString>(
+pub(in crate::db) async fn restore<I: ToString>(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     texts: Vec<StoredText<'_, I>>,
@@ -533,15 +538,15 @@ async fn contents(tx: &mut Tx<'_>, thread: ThreadId, digests: &BTreeSet<&str>) -
 from_row! {
     /// The key of a blob.
     #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-    pub(super) struct BlobKey {
+    pub(in crate::db) struct BlobKey {
         tenant: String,
         digest: String,
     }
 }
 
-/// Returns the blobs to which a thread refers, which the caller has locked [to delete it](super::threads::lock_to_delete): nothing can
+/// Returns the blobs to which a thread refers, which the caller has locked [to delete it](crate::db::threads::lock_to_delete): nothing can
 /// be added to it before the end of the transaction.
-pub(super) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<BlobKey>> {
+pub(in crate::db) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<BlobKey>> {
     const SQL: &str = "select tenant, digest from entry_blobs where thread_id = $1 \
         union select tenant, digest from request_blobs where thread_id = $1";
     Ok(on_engine!(tx, |conn| query_as(SQL)
@@ -551,7 +556,7 @@ pub(super) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec
 }
 
 /// Returns the blobs to which the requests of a run and of the runs below it refer.
-pub(super) async fn of_runs(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<BlobKey>> {
+pub(in crate::db) async fn of_runs(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<BlobKey>> {
     // Not with an `or`, for which Postgres reads the whole table.
     const SQL: &str = "select tenant, digest from request_blobs where run_id = $1 union all \
         select tenant, digest from request_blobs \
@@ -560,22 +565,22 @@ pub(super) async fn of_runs(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<BlobKe
 }
 
 /// Returns the blobs to which the requests of those runs refer that run `by` began below runs of earlier ones, see
-/// [`super::runs::mark_begun_by`].
-pub(super) async fn of_runs_begun_by(tx: &mut Tx<'_>, by: RunId) -> DbResult<Vec<BlobKey>> {
+/// [`crate::db::runs::mark_begun_by`].
+pub(in crate::db) async fn of_runs_begun_by(tx: &mut Tx<'_>, by: RunId) -> DbResult<Vec<BlobKey>> {
     const SQL: &str = "select tenant, digest from request_blobs \
         where run_id in (select run_id from runs where touched_by = $1 and before is null)";
     Ok(on_engine!(tx, |conn| query_as(SQL).bind(by.0).fetch_all(conn).await)?)
 }
 
 /// Deletes the references of the request of a run. Returns the blobs.
-pub(super) async fn forget_request(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<BlobKey>> {
+pub(in crate::db) async fn forget_request(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<BlobKey>> {
     const SQL: &str = "delete from request_blobs where run_id = $1 returning tenant, digest";
     Ok(on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_all(conn).await)?)
 }
 
 /// Deletes the references of entries that are no longer in the log of a thread, and the blobs that nothing else refers
 /// to.
-pub(super) async fn forget_deleted_entries(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
+pub(in crate::db) async fn forget_deleted_entries(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
     const DELETE: &str = "delete from entry_blobs where thread_id = $1 \
         and not exists (select 1 from events found where found.thread_id = $1 and found.seq = entry_blobs.seq)";
     const STEP: &str = " and not exists (select 1 from checkpoints found where found.thread_id = $1 \
@@ -589,7 +594,7 @@ pub(super) async fn forget_deleted_entries(tx: &mut Tx<'_>, thread: ThreadId) ->
 }
 
 /// Deletes those of these blobs to which nothing refers any more.
-pub(super) async fn delete_unreferenced(tx: &mut Tx<'_>, mut freed: Vec<BlobKey>) -> DbResult<()> {
+pub(in crate::db) async fn delete_unreferenced(tx: &mut Tx<'_>, mut freed: Vec<BlobKey>) -> DbResult<()> {
     const DELETE: &str = "delete from blobs where not exists (select 1 from entry_blobs held \
         where held.tenant = blobs.tenant and held.digest = blobs.digest) and not exists (select 1 from request_blobs held \
         where held.tenant = blobs.tenant and held.digest = blobs.digest) and (";
@@ -597,7 +602,7 @@ pub(super) async fn delete_unreferenced(tx: &mut Tx<'_>, mut freed: Vec<BlobKey>
     freed.dedup();
     for batch in freed.chunks(MAX_ROWS) {
         // Transactions that refer to one of them have ended when it is locked, and the next statement sees them.
-        if tx.engine() == super::Engine::Postgres {
+        if tx.engine() == Engine::Postgres {
             on_engine!(tx, |conn| {
                 let mut sql = QueryBuilder::new("select digest from blobs where ");
                 push_keys(&mut sql, batch);

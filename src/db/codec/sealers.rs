@@ -3,14 +3,14 @@
 use sqlx::query_scalar;
 use uuid::Uuid;
 
-use super::engine::on_engine;
-use super::engine::sealing::Sealer;
-use super::{DbResult, Tx};
+use crate::db::engine::on_engine;
+use crate::db::engine::sealing::Sealer;
+use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 
 impl Tx<'_> {
     /// Returns the sealer for values on this thread: that of its tenant.
-    pub(super) async fn sealer_of_thread(&mut self, thread: ThreadId) -> DbResult<Sealer> {
+    pub(in crate::db) async fn sealer_of_thread(&mut self, thread: ThreadId) -> DbResult<Sealer> {
         if !self.sealing.is_on() {
             return Ok(Sealer::default());
         }
@@ -28,7 +28,7 @@ impl Tx<'_> {
     }
 
     /// Returns the sealer for values of this run: that of its thread.
-    pub(super) async fn sealer_of_run(&mut self, run: RunId) -> DbResult<Sealer> {
+    pub(in crate::db) async fn sealer_of_run(&mut self, run: RunId) -> DbResult<Sealer> {
         const SQL: &str = "select thread_id from runs where run_id = $1";
         if !self.sealing.is_on() {
             return Ok(Sealer::default());
@@ -45,7 +45,7 @@ impl Tx<'_> {
 ///
 /// # Errors
 /// If the database fails.
-pub(super) async fn tenant_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<String>> {
+pub(in crate::db) async fn tenant_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<String>> {
     const SQL: &str = "select tenant from threads where thread_id = $1";
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)

@@ -5,14 +5,15 @@ use std::borrow::Cow;
 
 use serde::de::DeserializeOwned;
 
-use super::engine::sealing;
-pub(super) use super::engine::{ColumnRef, encode};
-use super::{DbError, DbResult, short_form};
+use super::short_form;
+use crate::db::engine::sealing;
+pub(in crate::db) use crate::db::engine::{ColumnRef, encode};
+use crate::db::{DbError, DbResult};
 use crate::domain::json_limits::parsed_bytes;
 
 impl<I: ToString> ColumnRef<'_, I> {
     /// Returns a text of this column, opened if it is sealed, and in the long form.
-    pub(super) fn open<'t>(&self, text: &'t str) -> DbResult<Cow<'t, str>> {
+    pub(in crate::db) fn open<'t>(&self, text: &'t str) -> DbResult<Cow<'t, str>> {
         let opened = sealing::open(self, text)?;
         if short_form::is_short(&opened) {
             let expanded = short_form::expand(&opened).ok_or_else(|| self.corrupt())?;
@@ -22,7 +23,7 @@ impl<I: ToString> ColumnRef<'_, I> {
     }
 
     /// Returns a text of this column like [`ColumnRef::open`], without copying a plain one.
-    pub(super) fn open_owned(&self, text: String) -> DbResult<String> {
+    pub(in crate::db) fn open_owned(&self, text: String) -> DbResult<String> {
         if let Cow::Owned(plain) = self.open(&text)? {
             return Ok(plain);
         }
@@ -30,24 +31,24 @@ impl<I: ToString> ColumnRef<'_, I> {
     }
 
     /// Decodes a text of this column.
-    pub(super) fn decode<T: DeserializeOwned>(&self, text: &str) -> DbResult<T> {
+    pub(in crate::db) fn decode<T: DeserializeOwned>(&self, text: &str) -> DbResult<T> {
         serde_json::from_str(&self.open(text)?).map_err(|_| self.corrupt())
     }
 
     /// Returns about how many bytes of memory the parsed text of this column takes.
-    pub(super) fn weigh(&self, text: &str) -> usize {
+    pub(in crate::db) fn weigh(&self, text: &str) -> usize {
         // A value that cannot be opened is not parsed either.
         self.open(text).map_or(text.len(), |text| parsed_bytes(&text))
     }
 
     /// Decodes a text of this column, or logs that it cannot be read and returns the default. For rows that must not
     /// block others.
-    pub(super) fn decode_or_default<T: DeserializeOwned + Default>(&self, text: &str) -> T {
+    pub(in crate::db) fn decode_or_default<T: DeserializeOwned + Default>(&self, text: &str) -> T {
         self.decode_or_log(text).unwrap_or_default()
     }
 
     /// Decodes a text of this column, or logs that it cannot be read.
-    pub(super) fn decode_or_log<T: DeserializeOwned>(&self, text: &str) -> Option<T> {
+    pub(in crate::db) fn decode_or_log<T: DeserializeOwned>(&self, text: &str) -> Option<T> {
         self.decode(text).inspect_err(log_unreadable).ok()
     }
 }
@@ -56,7 +57,7 @@ impl<I: ToString> ColumnRef<'_, I> {
 ///
 /// # Errors
 /// Any error but [`DbError::Corrupt`].
-pub(super) fn readable<R, T>(rows: impl IntoIterator<Item = R>) -> DbResult<Vec<T>>
+pub(in crate::db) fn readable<R, T>(rows: impl IntoIterator<Item = R>) -> DbResult<Vec<T>>
 where
     T: TryFrom<R, Error = DbError>,
 {
@@ -67,7 +68,7 @@ where
 ///
 /// # Errors
 /// Any error but [`DbError::Corrupt`].
-pub(super) fn readable_with<R, T>(
+pub(in crate::db) fn readable_with<R, T>(
     rows: impl IntoIterator<Item = R>,
     read: impl Fn(R) -> DbResult<T>,
 ) -> DbResult<Vec<T>> {
@@ -94,6 +95,6 @@ pub fn unless_corrupt<T>(read: DbResult<T>) -> DbResult<Option<T>> {
 }
 
 /// Logs that a row cannot be read and is skipped.
-pub(super) fn log_unreadable(error: &DbError) {
+pub(in crate::db) fn log_unreadable(error: &DbError) {
     tracing::warn!(%error, "skipped a row that cannot be read");
 }

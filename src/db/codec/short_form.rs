@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use super::Tx;
+use crate::db::Tx;
 
 /// The beginning of a text in the short form. No JSON text has control characters; nor has a packed or a sealed one such a
 /// beginning.
@@ -206,7 +206,7 @@ static LATER: [&str; 18] = [
 
 /// The texts that a short form has codes for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Dictionary {
+pub(in crate::db) enum Dictionary {
     /// The texts that servers of former releases read.
     First,
     /// All texts, with those in [`LATER`].
@@ -214,7 +214,7 @@ pub(super) enum Dictionary {
 }
 
 /// Returns the dictionary of texts that a transaction stores; none if it stores long ones.
-pub(super) fn dictionary(tx: &Tx<'_>) -> Option<Dictionary> {
+pub(in crate::db) fn dictionary(tx: &Tx<'_>) -> Option<Dictionary> {
     tx.shortens().then(|| tx.either(Dictionary::Whole, Dictionary::First))
 }
 
@@ -287,13 +287,13 @@ fn row_of(beginning: Beginning) -> usize {
 }
 
 /// Returns whether a text is in the short form.
-pub(super) fn is_short(text: &str) -> bool {
+pub(in crate::db) fn is_short(text: &str) -> bool {
     matches!(text.as_bytes().first(), Some(&(MARK | LATER_MARK)))
 }
 
 /// Returns the short form of a text; the text itself if that is not longer, if it is no JSON text on one line, or if the short
 /// form would be too small a part of it.
-pub(super) fn shorten(text: String, dictionary: Dictionary) -> String {
+pub(in crate::db) fn shorten(text: String, dictionary: Dictionary) -> String {
     if text.len() > MAX_BYTES {
         return text;
     }
@@ -409,7 +409,7 @@ fn push_number(output: &mut Vec<u8>, mut number: u64) {
 }
 
 /// Returns the text of which this is the short form; none if it is none, or of no text that is shortened.
-pub(super) fn expand(short: &str) -> Option<String> {
+pub(in crate::db) fn expand(short: &str) -> Option<String> {
     if !is_short(short) {
         return None;
     }
