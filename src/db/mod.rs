@@ -27,6 +27,7 @@
 //! [`DbError::Busy`], and the runtime repeats it.
 
 pub mod access;
+mod admin;
 pub mod assistants;
 pub mod audit;
 pub mod background;
@@ -42,7 +43,6 @@ pub mod erasure;
 pub mod events;
 mod fold;
 pub mod idempotency;
-pub mod inspection;
 pub mod interrupts;
 pub mod items;
 pub mod jobs;
@@ -51,10 +51,8 @@ mod list_part;
 pub mod live;
 pub mod mcp_logins;
 mod offload;
-pub mod postgres_checks;
 mod questions;
 pub mod quotas;
-mod rekey;
 pub mod remembered;
 pub mod remote_runs;
 pub mod retention;
@@ -68,7 +66,6 @@ mod tests;
 pub mod thread_search;
 pub mod threads;
 pub mod trees;
-pub mod vacuum;
 pub mod workers;
 
 use std::sync::{Arc, OnceLock};
@@ -78,6 +75,7 @@ use tokio::sync::{Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use admin::{RekeyProgress, RekeyTarget, inspection, postgres_checks, vacuum};
 pub use codec::json::unless_corrupt;
 pub use engine::notifications::Notification;
 pub use engine::sealing::MasterKeys;
@@ -89,7 +87,6 @@ pub use engine::{
 pub use list_part::{ListPart, PageQuery};
 pub use live::ChunkRange;
 pub use offload::{CancelFlag, off_thread};
-pub use rekey::{RekeyProgress, RekeyTarget};
 pub use states::StateCache;
 
 use engine::queue::{self, TransactionQueue};

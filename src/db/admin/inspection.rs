@@ -4,12 +4,13 @@
 use sqlx::{ConnectOptions, Connection, SqliteConnection, query_scalar, raw_sql};
 use tokio::sync::Mutex;
 
-use super::engine::migration::{self, TableState, postgres_state, sqlite_state};
-use super::engine::sealing::MASTER_IN_USE;
-use super::engine::{
+use super::postgres_checks;
+use crate::db::engine::migration::{self, TableState, postgres_state, sqlite_state};
+use crate::db::engine::sealing::MASTER_IN_USE;
+use crate::db::engine::{
     Engine, FileLock, PostgresHosts, check_file, check_new_file, is_in_memory, is_postgres, sqlite_options, upgrade,
 };
-use super::{DbError, DbLimits, DbResult, RowAccess, mcp_logins, postgres_checks};
+use crate::db::{DbError, DbLimits, DbResult, RowAccess, mcp_logins};
 use crate::domain::mcp_login::LoginStatus;
 
 /// The state of a database.
@@ -19,7 +20,7 @@ pub struct DatabaseState {
     pub engine: Engine,
     /// The tables.
     pub tables: TableState,
-    /// True if servers of the former release cannot be at work, see [`super::engine::upgrade`].
+    /// True if servers of the former release cannot be at work, see [`crate::db::engine::upgrade`].
     pub is_finished: bool,
     /// The name of a master key under which values are encrypted. None if no value is, or if the tables are not current.
     pub master_key: Option<String>,

@@ -12,9 +12,11 @@ use sqlx::{
 };
 use tokio::time::Instant;
 
-use super::engine::migration::{TableState, postgres_state, sqlite_state, table_names};
-use super::engine::{Engine, FileLock, PostgresHosts, check_file, has_code, is_in_memory, is_postgres, sqlite_options};
-use super::{DbError, DbLimits, DbResult};
+use crate::db::engine::migration::{TableState, postgres_state, sqlite_state, table_names};
+use crate::db::engine::{
+    Engine, FileLock, PostgresHosts, check_file, has_code, is_in_memory, is_postgres, sqlite_options,
+};
+use crate::db::{DbError, DbLimits, DbResult};
 
 /// The time between two looks whether older transactions have ended.
 const POLL: Duration = Duration::from_millis(100);

@@ -6,9 +6,9 @@ use const_format::concatcp;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{Connection, PgConnection, query_scalar};
 
-use super::engine::session_lock::check_same_database;
-use super::engine::{NOW_POSTGRES, PostgresHosts, pool_hosts};
-use super::{DbAddress, DbError, DbLimits, DbResult};
+use crate::db::engine::session_lock::check_same_database;
+use crate::db::engine::{NOW_POSTGRES, PostgresHosts, pool_hosts};
+use crate::db::{DbAddress, DbError, DbLimits, DbResult};
 use crate::domain::id::WorkerId;
 use crate::domain::time::{Clock, Timestamp};
 

@@ -10,11 +10,11 @@ use sqlx::types::Json;
 use sqlx::{ColumnIndex, Database, Decode, Encode, QueryBuilder, Row, Type};
 use uuid::Uuid;
 
-use super::codec::blobs;
-use super::codec::json::{ColumnRef, unless_corrupt};
-use super::engine::sealing::{self, Sealer, open, open_bytes};
-use super::engine::{Vector, on_engine};
-use super::{Db, DbError, DbResult, Tx, definitions, items, mcp_logins};
+use crate::db::codec::blobs;
+use crate::db::codec::json::{ColumnRef, unless_corrupt};
+use crate::db::engine::sealing::{self, Sealer, open, open_bytes};
+use crate::db::engine::{Vector, on_engine};
+use crate::db::{Db, DbError, DbResult, Tx, definitions, items, mcp_logins};
 
 /// The most rows of a batch.
 const MAX_ROWS: i64 = 200;
