@@ -1,4 +1,17 @@
-//! The few places where the two engines differ.
+//! Connections, transactions and statements, and the few places where the two engines differ.
+//!
+//! The engine imports no table. Those that it knows by name are its own: the data keys, which each transaction reads where it begins,
+//! and the tables whose constraints an [`upgrade`] changes.
+//!
+//! | Subject | Modules |
+//! |---|---|
+//! | the database is opened | `settings`, `lock`, `hosts`, [`migration`], [`upgrade`], `row_security` |
+//! | operations wait for a connection and run | `operation`, [`queue`], `reader`, [`writer`], `own_thread`, `pending_entries` |
+//! | statements | `statement`, `batch`, `sqlite`, `postgres` |
+//! | values of statements | `lane`, `lanes`, `vector`, `matches`, `clock` |
+//! | encryption | [`sealing`], `column` |
+//! | servers notice each other | [`notifications`], `live_notice`, [`session_lock`], `reachability` |
+//! | a transaction remembers | `known_questions` |
 
 use std::fmt;
 use std::path::{Component, Path};

@@ -7,6 +7,23 @@
 //! A step is stored as the values that it *wrote*, never as the resulting state. The state at a checkpoint is the sum
 //! of the writes of its ancestors, see [`checkpoints`].
 //!
+//! # The rooms
+//!
+//! Modules import those of the rooms below them, and in each room the later ones of this table the earlier ones.
+//!
+//! | Room | Modules |
+//! |---|---|
+//! | operators | `admin`: [`inspection`], [`postgres_checks`], [`vacuum`], and new keys |
+//! | several tables | [`stored_bytes`], [`copies`], [`retention`], [`erasure`], [`thread_search`] |
+//! | runs and their logs | [`idempotency`], [`remembered`], [`interrupts`], `questions`, [`threads`], [`checkpoints`], [`events`], [`runs`], [`background`] |
+//! | other tables | [`workers`], [`jobs`], [`crons`], [`deliveries`], [`remote_runs`], [`sandboxes`], [`trees`], [`quotas`], [`keys`], [`mcp_logins`], [`call_tokens`], [`audit`], [`items`], [`assistants`], [`definitions`] |
+//! | what statements share | [`access`], `list_part`, `offload`; [`live`] |
+//! | `codec` | JSON, blobs, the short form, and who seals which values |
+//! | `engine` | connections, transactions, queues, statements, notifications, migrations, keys, errors |
+//! | values without SQL | `row`, `fold`, `states` |
+//!
+//! [`Db`], in this file, stands above all of them: it opens the engine, and stores the entries of the audit with each write.
+//!
 //! # The order of locks
 //!
 //! On Postgres, transactions lock rows in this order, whichever they need, so that no two of them wait for each other:
