@@ -178,11 +178,11 @@ fn modules_of_a_folder_import_each_other_one_way() {
 /// Returns the modules of the database in the order of the table of its rooms, from the lowest one up.
 fn modules_in_rooms(sources: &[Source]) -> Vec<String> {
     let of_database = sources.iter().find(|source| source.place == "db/mod.rs");
-    let text = of_database.map_or("", |source| &source.text);
+    let text = of_database.map_or("", |source| source.text.as_str());
     let section = text.split("//! # The rooms\n").nth(1).unwrap_or_default();
     let section = section.split("//! # ").next().unwrap_or_default();
-    let rows: Vec<&str> = section.lines().filter(|line| line.starts_with("//! |")).collect();
-    let names = rows.iter().rev().flat_map(|row| row.split('`').skip(1).step_by(2));
+    let rows = section.lines().rev().filter(|line| line.starts_with("//! |"));
+    let names = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
     names.map(str::to_owned).collect()
 }
 
