@@ -4,7 +4,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::codec::blobs::{self, BlobReferrer, Packer};
-use super::engine::{LaneColumn, on_engine};
+use super::engine::{LaneColumn, OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
 use super::{DbResult, Engine, Tx, checkpoints, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
@@ -75,11 +75,7 @@ pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64
 async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head, kept: &[Lane]) -> DbResult<()> {
     const CHECKPOINTS: &str = "delete from checkpoints where thread_id = ";
     const EVENTS: &str = "delete from events where thread_id = ";
-    const SQLITE: &[(&str, &str)] = &[
-        (CHECKPOINTS, checkpoints::OF_MAIN_AGENTS),
-        (CHECKPOINTS, checkpoints::OF_SUBAGENTS),
-        (EVENTS, ""),
-    ];
+    const SQLITE: &[(&str, &str)] = &[(CHECKPOINTS, OF_MAIN_AGENTS), (CHECKPOINTS, OF_SUBAGENTS), (EVENTS, "")];
     const POSTGRES: &[(&str, &str)] = &[(CHECKPOINTS, ""), (EVENTS, "")];
     let parts = tx.either(SQLITE, POSTGRES);
     for (delete, condition) in parts {
