@@ -221,7 +221,7 @@ impl Db {
         &self.0.parts.states
     }
 
-    /// Stores new rows in this number of forms, see [`upgrade`].
+    /// Stores new rows in this number of forms, see [`engine::upgrade`].
     #[cfg(test)]
     fn set_forms(&self, forms: u32) {
         self.0.parts.forms.store(forms, std::sync::atomic::Ordering::Relaxed);
