@@ -37,10 +37,26 @@ pub(in crate::db) struct PostgresSession<'c> {
     /// True if statements that are sent alone are prepared once for each connection.
     prepares: bool,
     batching: Batching<'c>,
+    failures: StatementFailures,
+}
+
+/// The failures of the statements of a transaction so far.
+#[derive(Debug, Default)]
+struct StatementFailures {
     /// True if a statement was refused since the session is read-only.
     is_refused: bool,
     /// True if a statement has failed, after which Postgres takes no more in the transaction.
     has_failed: bool,
+}
+
+impl StatementFailures {
+    /// Notes the result of a statement, or a step of it.
+    fn note<T>(&mut self, result: &sqlx::Result<T>) {
+        if let Err(error) = result {
+            self.has_failed = true;
+            self.is_refused |= is_read_only(error);
+        }
+    }
 }
 
 /// The way in which statements are sent together.
@@ -163,14 +179,6 @@ impl Batch for PostgresBatch {
     }
 }
 
-impl PostgresSession<'_> {
-    /// Notes an error.
-    fn note(&mut self, error: &sqlx::Error) {
-        self.has_failed = true;
-        self.is_refused |= is_read_only(error);
-    }
-}
-
 impl BatchSession for PostgresSession<'_> {
     type Database = Postgres;
     type Batch = PostgresBatch;
@@ -216,26 +224,22 @@ impl BatchSession for PostgresSession<'_> {
         let Self {
             conn,
             batching,
-            is_refused,
-            has_failed,
+            failures,
             ..
         } = self;
         let steps = conn.fetch_many(raw_sql(AssertSqlSafe(text)));
-        let noted = steps.inspect(move |step| match step {
-            Ok(Either::Left(_)) => {
-                let is_prepared = |preparation: &Preparation| preparation.position + openings == ended;
-                if let Some(Preparation { sql, statement, .. }) = preparations.next_if(is_prepared)
-                    && let Batching::Prepared(prepared) = batching
-                {
-                    prepared.insert(sql, statement);
-                }
-                ended += 1;
+        let noted = steps.inspect(move |step| {
+            failures.note(step);
+            if !matches!(step, Ok(Either::Left(_))) {
+                return;
             }
-            Ok(Either::Right(_)) => {}
-            Err(error) => {
-                *has_failed = true;
-                *is_refused |= is_read_only(error);
+            let is_prepared = |preparation: &Preparation| preparation.position + openings == ended;
+            if let Some(Preparation { sql, statement, .. }) = preparations.next_if(is_prepared)
+                && let Batching::Prepared(prepared) = batching
+            {
+                prepared.insert(sql, statement);
             }
+            ended += 1;
         });
         noted.boxed()
     }
@@ -258,16 +262,9 @@ impl<'c> PostgresSession<'c> {
         E: 'q + Execute<'q, Postgres>,
     {
         let query = self.prepared_on_request(query);
-        let is_refused = &mut self.is_refused;
-        let has_failed = &mut self.has_failed;
+        let failures = &mut self.failures;
         let steps = self.conn.fetch_many(query);
-        let noted = steps.inspect(move |step| {
-            if let Err(error) = step {
-                *has_failed = true;
-                *is_refused |= is_read_only(error);
-            }
-        });
-        noted.boxed()
+        steps.inspect(move |step| failures.note(step)).boxed()
     }
 
     fn prepared_on_request<E>(&self, query: E) -> PreparedOnRequest<E> {
@@ -285,8 +282,7 @@ impl<'c> PostgresConn<'c> {
             conn,
             prepares,
             batching: Batching::Never,
-            is_refused: false,
-            has_failed: false,
+            failures: StatementFailures::default(),
         })
     }
 
@@ -304,12 +300,12 @@ impl<'c> PostgresConn<'c> {
 
     /// Returns whether a statement was refused since the session is read-only.
     pub(in crate::db) fn is_refused(&self) -> bool {
-        self.session.is_refused
+        self.session.failures.is_refused
     }
 
     /// Notes that the transaction was rolled back to a savepoint, so that Postgres takes statements again.
     pub(in crate::db) fn has_recovered(&mut self) {
-        self.session.has_failed = false;
+        self.session.failures.has_failed = false;
     }
 
     /// Returns an error if a statement has failed. Postgres would answer `commit` with a rollback, which is no error to the driver.
@@ -317,7 +313,7 @@ impl<'c> PostgresConn<'c> {
     /// # Errors
     /// If a statement has failed.
     pub(in crate::db) fn check_not_failed(&self) -> sqlx::Result<()> {
-        match self.session.has_failed {
+        match self.session.failures.has_failed {
             true => Err(sqlx::Error::Decode(Box::new(IgnoredFailure))),
             false => Ok(()),
         }
@@ -393,7 +389,8 @@ impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
         Box::pin(async move {
             let query = session.prepared_on_request(query);
             let row = session.conn.fetch_optional(query).await;
-            row.inspect_err(|error| session.note(error))
+            session.failures.note(&row);
+            row
         })
     }
 
