@@ -31,6 +31,7 @@ use super::{DbAddress, SpawnWriter, migration, reader, session_lock, upgrade};
 use crate::domain::id::WorkerId;
 
 mod batch;
+mod executor;
 mod lane;
 mod lock;
 mod matches;

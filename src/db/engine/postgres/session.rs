@@ -6,9 +6,8 @@
 
 use std::borrow::Cow;
 
+use futures::StreamExt;
 use futures::future::BoxFuture;
-use futures::stream::BoxStream;
-use futures::{StreamExt, TryFutureExt};
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
 use sqlx::{AssertSqlSafe, Either, Execute, Executor, PgConnection, Postgres, SqlStr, TypeInfo, query_with, raw_sql};
@@ -16,7 +15,7 @@ use sqlx::{AssertSqlSafe, Either, Execute, Executor, PgConnection, Postgres, Sql
 use super::prepared::{PreparedStatement, PreparedStatements};
 use super::values::PostgresValues;
 use crate::db::engine::batch::{
-    Batch, BatchConn, BatchSession, PlainStatements, StatementSteps, failed, first_row, push_number, push_with_values,
+    Batch, BatchConn, BatchSession, PlainStatements, SentValues, StatementSteps, failed, push_number, push_with_values,
 };
 use crate::db::engine::{has_code, is_read_only};
 
@@ -183,12 +182,16 @@ impl BatchSession for PostgresSession<'_> {
     type Database = Postgres;
     type Batch = PostgresBatch;
     type Values = PostgresValues;
+    type LoneValues = PostgresValues;
+
+    const OPENS_WITH_QUERIES: bool = false;
 
     /// A statement that is sent alone has its values and rows in binary form.
-    const SENDS_SINGLE_STATEMENTS_ALONE: bool = true;
-
-    fn takes_in_batch(&self, values: &PostgresValues) -> bool {
-        !matches!(self.batching, Batching::Never) && values.can_be_literals()
+    fn place(&self, values: PostgresValues, is_single: bool) -> SentValues<Self> {
+        match is_single || matches!(self.batching, Batching::Never) || !values.can_be_literals() {
+            true => SentValues::Alone(values),
+            false => SentValues::InBatch(values),
+        }
     }
 
     fn push(&mut self, batch: &mut PostgresBatch, sql: Cow<'static, str>, values: PostgresValues) {
@@ -251,12 +254,6 @@ impl BatchSession for PostgresSession<'_> {
         }
     }
 
-    fn changed_rows(done: &PgQueryResult) -> u64 {
-        done.rows_affected()
-    }
-}
-
-impl<'c> PostgresSession<'c> {
     fn fetch_many<'e, 'q: 'e, E>(&'e mut self, query: E) -> StatementSteps<'e, Postgres>
     where
         E: 'q + Execute<'q, Postgres>,
@@ -267,6 +264,32 @@ impl<'c> PostgresSession<'c> {
         steps.inspect(move |step| failures.note(step)).boxed()
     }
 
+    fn fetch_optional<'e, 'q: 'e, E>(&'e mut self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
+    where
+        E: 'q + Execute<'q, Postgres>,
+    {
+        Box::pin(async move {
+            let query = self.prepared_on_request(query);
+            let row = self.conn.fetch_optional(query).await;
+            self.failures.note(&row);
+            row
+        })
+    }
+
+    fn prepare_with<'e>(
+        &'e mut self,
+        sql: SqlStr,
+        parameters: &'e [PgTypeInfo],
+    ) -> BoxFuture<'e, sqlx::Result<PgStatement>> {
+        self.conn.prepare_with(sql, parameters)
+    }
+
+    fn changed_rows(done: &PgQueryResult) -> u64 {
+        done.rows_affected()
+    }
+}
+
+impl PostgresSession<'_> {
     fn prepared_on_request<E>(&self, query: E) -> PreparedOnRequest<E> {
         PreparedOnRequest {
             query,
@@ -354,52 +377,6 @@ fn are_statements_logged() -> bool {
 /// Logs a text with statements. The driver would log their values, too.
 fn log_statements(text: &str) {
     tracing::debug!(target: "sqlx::query", { db.statement = text }, "statements were sent");
-}
-
-impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
-    type Database = Postgres;
-
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
-    where
-        'c: 'e,
-        E: 'q + Execute<'q, Postgres>,
-    {
-        if self.has_not_begun() {
-            return failed::<Postgres>(sqlx::Error::BeginFailed);
-        }
-        if !self.has_unsent() {
-            return self.session.fetch_many(query);
-        }
-        let sent = async move {
-            self.send_waiting().await?;
-            Ok::<_, sqlx::Error>(self.session.fetch_many(query))
-        };
-        sent.try_flatten_stream().boxed()
-    }
-
-    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
-    where
-        'c: 'e,
-        E: 'q + Execute<'q, Postgres>,
-    {
-        if self.has_unsent() || self.has_not_begun() {
-            return Box::pin(first_row::<Postgres>(self.fetch_many(query)));
-        }
-        let session = &mut self.session;
-        Box::pin(async move {
-            let query = session.prepared_on_request(query);
-            let row = session.conn.fetch_optional(query).await;
-            session.failures.note(&row);
-            row
-        })
-    }
-
-    fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, sqlx::Result<PgStatement>>
-    where
-        'c: 'e,
-    {
-        self.session.conn.prepare_with(sql, parameters)
-    }
 }
 
 #[cfg(test)]
