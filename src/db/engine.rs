@@ -32,7 +32,7 @@ use crate::domain::id::WorkerId;
 
 mod batch;
 mod executor;
-mod lane;
+mod id_column;
 mod lock;
 mod matches;
 mod postgres;
@@ -41,7 +41,7 @@ mod vector;
 
 use batch::NothingChanged;
 pub(super) use batch::{BatchConn, BatchSession, EndError, FailedPart, PlainStatements, push_number};
-pub(super) use lane::LaneColumn;
+pub(super) use id_column::IdColumn;
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 use postgres::SessionSettings;

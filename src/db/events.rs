@@ -8,7 +8,7 @@ use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::{
     self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS, PARENT,
 };
-use super::engine::{LaneColumn, on_engine};
+use super::engine::{IdColumn, on_engine};
 use super::json::ColumnRef;
 use super::row::from_row;
 use super::{DbResult, Engine, Tx, questions};
@@ -79,7 +79,7 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
             row.push_bind(placed.thread.0)
                 .push_bind(placed.seq)
                 .push_bind(placed.run.0)
-                .push_bind(LaneColumn(placed.lane))
+                .push_bind(IdColumn(placed.lane))
                 .push_bind(body)
                 .push_bind(placed.at.0);
         })
@@ -189,7 +189,7 @@ from_row! {
     struct EventRow {
         seq: i64,
         run_id: Option<Uuid>,
-        lane: LaneColumn,
+        lane: IdColumn<Lane>,
         created_at: i64,
         body: String,
         /// Null for rows of `events`, like all columns below.

@@ -4,7 +4,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, BlobReferrer, Packer};
-use super::engine::{LaneColumn, on_engine};
+use super::engine::{IdColumn, on_engine};
 use super::{DbResult, Engine, Tx, checkpoints, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
@@ -93,7 +93,7 @@ async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::He
                 sql.push(" and lane not in (");
                 let mut list = sql.separated(", ");
                 for lane in kept {
-                    list.push_bind(LaneColumn(*lane));
+                    list.push_bind(IdColumn(*lane));
                 }
                 sql.push(")");
             }

@@ -15,7 +15,7 @@ use super::summary::load_summaries;
 use super::summary::{CheckpointSummary, SummaryRow};
 use super::{EntryColumns, Span, cell, with_parents};
 use crate::db::blobs::{self, StoredText};
-use crate::db::engine::{LaneColumn, on_engine};
+use crate::db::engine::{IdColumn, on_engine};
 use crate::db::fold::StateFold;
 use crate::db::row::from_row;
 use crate::db::statement::LaterRows;
@@ -28,7 +28,7 @@ use crate::domain::time::Timestamp;
 
 from_row! {
     struct CheckpointRow {
-        lane: LaneColumn,
+        lane: IdColumn<Lane>,
         node: String,
         writes: String,
         shown: Option<String>,
@@ -121,7 +121,7 @@ pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64)
     let sql = with_parents!(tx, SQL);
     let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
-        .bind(LaneColumn(lane))
+        .bind(IdColumn(lane))
         .bind(seq)
         .fetch_optional(conn)
         .await)?;
@@ -267,7 +267,7 @@ pub async fn newest_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbRe
     let rows = tx
         .statement(sql)
         .bind(thread.0)
-        .bind(LaneColumn(lane))
+        .bind(IdColumn(lane))
         .fetch_later()
         .await?;
     Ok(LaterNewest { thread, rows })
@@ -327,7 +327,7 @@ where
 {
     Ok(on_engine!(tx, |conn| query_as(sql)
         .bind(span.thread.0)
-        .bind(LaneColumn(span.lane))
+        .bind(IdColumn(span.lane))
         .bind(span.first)
         .bind(span.last)
         .fetch_all(conn)

@@ -5,7 +5,7 @@ use sqlx::query_as;
 use uuid::Uuid;
 
 use super::{TABLE, source_of, with_parents};
-use crate::db::engine::{LaneColumn, on_engine};
+use crate::db::engine::{IdColumn, on_engine};
 use crate::db::json::ColumnRef;
 use crate::db::row::from_row;
 use crate::db::statement::LaterRows;
@@ -89,7 +89,7 @@ pub async fn load_summary(
     let row: Option<SummaryRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(id.0)
         .bind(thread.0)
-        .bind(LaneColumn(lane))
+        .bind(IdColumn(lane))
         .fetch_optional(conn)
         .await)?;
     row.as_ref().map(CheckpointSummary::try_from).transpose()
@@ -111,7 +111,7 @@ pub async fn newest_summary_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane)
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
     let sql = with_parents!(tx, SQL);
-    let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(lane));
+    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(lane));
     statement.fetch_later().await.map(LaterSummary)
 }
 
@@ -138,7 +138,7 @@ pub async fn load_summaries(
     let sql = with_parents!(tx, SQL);
     let rows: Vec<SummaryRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
-        .bind(LaneColumn(lane))
+        .bind(IdColumn(lane))
         .bind(before)
         .bind(limit)
         .fetch_all(conn)
