@@ -1,11 +1,10 @@
 //! The metadata of checkpoints, which are read without their positions and writes.
 
 use const_format::concatcp;
-use sqlx::query_as;
 use uuid::Uuid;
 
 use super::{TABLE, source_of, with_parents};
-use crate::db::engine::{IdColumn, on_engine};
+use crate::db::engine::IdColumn;
 use crate::db::json::ColumnRef;
 use crate::db::row::from_row;
 use crate::db::statement::LaterRows;
@@ -86,12 +85,8 @@ pub async fn load_summary(
         " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
     );
     let sql = with_parents!(tx, SQL);
-    let row: Option<SummaryRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(id.0)
-        .bind(thread.0)
-        .bind(IdColumn(lane))
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(id.0).bind(thread.0).bind(IdColumn(lane));
+    let row: Option<SummaryRow> = statement.fetch_optional().await?;
     row.as_ref().map(CheckpointSummary::try_from).transpose()
 }
 
@@ -136,12 +131,7 @@ pub async fn load_summaries(
         " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4"
     );
     let sql = with_parents!(tx, SQL);
-    let rows: Vec<SummaryRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(thread.0)
-        .bind(IdColumn(lane))
-        .bind(before)
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(lane));
+    let rows: Vec<SummaryRow> = statement.bind(before).bind(limit).fetch_all().await?;
     rows.iter().map(CheckpointSummary::try_from).collect()
 }
