@@ -15,9 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{
-    EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire_to_write,
-};
+use super::engine::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
 use super::notifications::Listening;
 use super::operation::DbOperation;
@@ -275,12 +273,12 @@ pub(super) async fn write_for_lease(
 /// Runs an operation in a transaction of its own. At the timeout the operation is dropped: a database that does not answer must not
 /// block its writer for ever.
 async fn write_in_time(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation, limit: Duration) {
-    let write = parts.sealing.scope(write_one(pool, parts, operation, limit));
+    let write = parts.sealing.scope(write_one(pool, parts, operation));
     let _ = tokio::time::timeout(limit, Box::pin(write)).await;
 }
 
-async fn write_one(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation, limit: Duration) {
-    let mut conn = match acquire_to_write(pool, limit).await {
+async fn write_one(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation) {
+    let mut conn = match acquire(pool).await {
         Ok(conn) => conn,
         Err(error) => return operation.refuse(error),
     };
@@ -305,7 +303,7 @@ async fn write_one(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperat
     }
     // A connection to a server that takes no writes any more is not used again.
     if has_ended && !is_refused {
-        pool.idle.put(conn);
+        pool.connections.put(conn);
     }
     done.report(ended.map_err(DbError::from));
 }

@@ -309,16 +309,27 @@ impl<'c> PostgresConn<'c> {
         })
     }
 
-    /// Takes a connection for an operation that begins with `opening`. Statements may wait.
+    /// Takes a connection whose transaction begins with `opening`, which is sent with the first statement. Other statements are sent
+    /// at once.
+    pub(in crate::db) fn opened(
+        conn: &'c mut PgConnection,
+        prepares: bool,
+        batching: Batching<'c>,
+        opening: PlainStatements,
+    ) -> Self {
+        let mut conn = Self::new(conn, prepares).with_opening(opening);
+        conn.session.batching = batching;
+        conn
+    }
+
+    /// Takes a connection for an operation that writes, like [`Self::opened`]. Statements may wait.
     pub(in crate::db) fn of_operation(
         conn: &'c mut PgConnection,
         prepares: bool,
         batching: Batching<'c>,
         opening: PlainStatements,
     ) -> Self {
-        let mut conn = Self::new(conn, prepares).with_opening(opening).with_waiting();
-        conn.session.batching = batching;
-        conn
+        Self::opened(conn, prepares, batching, opening).with_waiting()
     }
 
     /// Returns whether a statement was refused since the session is read-only.
