@@ -557,12 +557,9 @@ pub async fn last_of_runs(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, until: 
     // Not `exists`: Postgres could make a join of it, and begin with the runs.
     const SQL: &str = "select seq from checkpoints where thread_id = $1 and lane = $2 and seq <= $3 \
         and (select runs.run_id from runs where runs.run_id = checkpoints.run_id) is not null order by seq desc limit 1";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(thread.0)
-        .bind(IdColumn(lane))
-        .bind(until)
-        .fetch_optional(conn)
-        .await)?)
+    let statement = tx.statement(SQL).bind(thread.0).bind(IdColumn(lane)).bind(until);
+    let found: Option<(i64,)> = statement.fetch_optional().await?;
+    Ok(found.map(|(seq,)| seq))
 }
 
 /// Returns the checkpoints of the main agent with the number `seq` or a higher one that may have carried an unfinished step

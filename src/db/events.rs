@@ -1,7 +1,7 @@
 //! The log of a thread: steps (rows of `checkpoints`) and other events (rows of `events`) with one sequence of numbers.
 
 use const_format::{concatcp, str_replace};
-use sqlx::{query_as, query_scalar};
+use sqlx::query_scalar;
 use uuid::Uuid;
 
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
@@ -296,12 +296,8 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
     );
     const POSTGRES: &str = concatcp!(str_replace!(STEPS, "{parent}", "parent_id"), AFTER, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
-    let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(thread.0)
-        .bind(after)
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(thread.0).bind(after).bind(limit);
+    let mut rows: Vec<EventRow> = statement.fetch_all().await?;
     let ids: Vec<String> = rows.iter().map(|row| row.id_of_body(thread)).collect();
     let texts = rows.iter_mut().zip(&ids).map(|(row, id)| StoredText {
         cell: match row.checkpoint_id {
@@ -350,7 +346,6 @@ pub async fn bounds(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, 
     const SQLITE: &str = concatcp!(ENDS, OF_MAIN, ") as last union all ", OF_OTHERS, EVENTS);
     const POSTGRES: &str = concatcp!(ENDS, FIRST, LAST, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
-    let (first, last): (Option<i64>, Option<i64>) =
-        on_engine!(tx, |conn| query_as(sql).bind(thread.0).fetch_one(conn).await)?;
+    let (first, last): (Option<i64>, Option<i64>) = tx.statement(sql).bind(thread.0).fetch_one().await?;
     Ok(first.zip(last))
 }

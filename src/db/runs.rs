@@ -404,7 +404,7 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Opt
 /// Returns the run with this id, on any thread.
 pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
     const SQL: &str = concatcp!(SELECT, " where run_id = $1");
-    let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
+    let row: Option<RunRow> = tx.statement(SQL).bind(run.0).fetch_optional().await?;
     Ok(read_all(tx, row.into_iter().collect()).await?.pop())
 }
 

@@ -90,11 +90,8 @@ const SELECT: &str = "select checkpoint_id, lane, seq, segment, {parent} as pare
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
     const SQL: &str = concatcp!(SELECT, " where checkpoint_id = $1 and thread_id = $2");
     let sql = with_parents!(tx, SQL);
-    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(checkpoint.0)
-        .bind(thread.0)
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(checkpoint.0).bind(thread.0);
+    let row: Option<CheckpointRow> = statement.fetch_optional().await?;
     let Some(mut row) = row else {
         return Ok(None);
     };
@@ -119,12 +116,8 @@ pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64)
         " where thread_id = $1 and lane = $2 and seq > $3 order by seq limit 1"
     );
     let sql = with_parents!(tx, SQL);
-    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(thread.0)
-        .bind(IdColumn(lane))
-        .bind(seq)
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(lane)).bind(seq);
+    let row: Option<CheckpointRow> = statement.fetch_optional().await?;
     let Some(mut row) = row else {
         return Ok(None);
     };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use const_format::concatcp;
-use sqlx::{query_as, query_scalar};
+use sqlx::query_as;
 use uuid::Uuid;
 
 use super::{Head, Span, cell, missing_ancestor};
@@ -41,13 +41,10 @@ pub async fn newest_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbRe
 /// As [`load_state`].
 pub async fn find_state(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Arc<State>>> {
     const SQL: &str = "select lane from checkpoints where checkpoint_id = $1 and thread_id = $2";
-    let found: Option<IdColumn<Lane>> = on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(checkpoint.0)
-        .bind(thread.0)
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(SQL).bind(checkpoint.0).bind(thread.0);
+    let found: Option<(IdColumn<Lane>,)> = statement.fetch_optional().await?;
     match found {
-        Some(IdColumn(lane)) => state_at(tx, thread, lane, checkpoint).await.map(Some),
+        Some((IdColumn(lane),)) => state_at(tx, thread, lane, checkpoint).await.map(Some),
         None => Ok(None),
     }
 }
@@ -244,13 +241,9 @@ async fn newest_steps(
         OF_CHECKPOINT,
         " order by step.seq desc limit $4"
     );
-    let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(checkpoint.0)
-        .bind(thread.0)
-        .bind(IdColumn(lane))
-        .bind(MAX_STEPS)
-        .fetch_all(conn)
-        .await)?;
+    let statement = tx.statement(SQL).bind(checkpoint.0).bind(thread.0);
+    let statement = statement.bind(IdColumn(lane)).bind(MAX_STEPS);
+    let mut rows: Vec<StepRow> = statement.fetch_all().await?;
     rows.reverse();
     Ok(rows)
 }
