@@ -116,7 +116,7 @@ pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
 /// Returns the task with this id.
 pub async fn find(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<TaskRecord>> {
     const SQL: &str = concatcp!(SELECT, " where t.task_id = $1");
-    let row: Option<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(task.0).fetch_optional(conn).await)?;
+    let row: Option<TaskRow> = tx.statement(SQL).bind(task.0).fetch_optional().await?;
     row.map(TaskRecord::try_from).transpose()
 }
 

@@ -33,7 +33,7 @@ pub use summary::{
 
 use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::codec::json::ColumnRef;
-use super::engine::{LaneColumn, LaterRows, OF_MAIN_AGENTS, OF_SUBAGENTS, corrupt, on_engine};
+use super::engine::{IdColumn, LaterRows, OF_MAIN_AGENTS, OF_SUBAGENTS, corrupt, on_engine};
 use super::row::from_row;
 use super::{DbError, DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
@@ -267,7 +267,7 @@ async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64
     let found: Option<(i64, bool)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(parent.0)
         .bind(placed.thread.0)
-        .bind(LaneColumn(placed.lane))
+        .bind(IdColumn(placed.lane))
         .fetch_optional(conn)
         .await)?;
     match found {
@@ -337,7 +337,7 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
         values
             .push_bind(entry.id.0)
             .push_bind(placed.thread.0)
-            .push_bind(LaneColumn(placed.lane))
+            .push_bind(IdColumn(placed.lane))
             .push_bind(placed.seq)
             .push_bind(segment)
             .push_bind(entry.parent.filter(|_| stores_parent).map(|parent| parent.0))
@@ -417,7 +417,7 @@ pub struct Head {
 from_row! {
     struct HeadRow {
         checkpoint_id: Uuid,
-        lane: LaneColumn,
+        lane: IdColumn<Lane>,
         seq: i64,
         segment: i64,
         step: i64,
@@ -483,7 +483,7 @@ async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<L
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
     let sql = with_parents!(tx, SQL);
-    let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(lane));
+    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(lane));
     statement.fetch_later().await
 }
 
@@ -519,7 +519,7 @@ pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResul
         "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
     let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
-        .bind(LaneColumn(lane))
+        .bind(IdColumn(lane))
         .fetch_optional(conn)
         .await)?;
     Ok(id.map(CheckpointId))
@@ -531,12 +531,9 @@ pub async fn last_of_runs(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, until: 
     // Not `exists`: Postgres could make a join of it, and begin with the runs.
     const SQL: &str = "select seq from checkpoints where thread_id = $1 and lane = $2 and seq <= $3 \
         and (select runs.run_id from runs where runs.run_id = checkpoints.run_id) is not null order by seq desc limit 1";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(thread.0)
-        .bind(LaneColumn(lane))
-        .bind(until)
-        .fetch_optional(conn)
-        .await)?)
+    let statement = tx.statement(SQL).bind(thread.0).bind(IdColumn(lane)).bind(until);
+    let found: Option<(i64,)> = statement.fetch_optional().await?;
+    Ok(found.map(|(seq,)| seq))
 }
 
 /// Returns the checkpoints of the main agent with the number `seq` or a higher one that may have carried an unfinished step
@@ -546,7 +543,7 @@ pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i
         and source in ('fork', 'update') order by seq desc limit $4";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
-        .bind(LaneColumn(Lane::Main))
+        .bind(IdColumn(Lane::Main))
         .bind(seq)
         .bind(limit)
         .fetch_all(conn)
@@ -589,7 +586,7 @@ pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResu
         and source = 'update' and run_id is null order by seq limit 1";
     let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(LaneColumn(Lane::Main))
+        .bind(IdColumn(Lane::Main))
         .bind(seq)
         .fetch_optional(conn)
         .await)?;

@@ -536,7 +536,8 @@ async fn delete_unused(tx: &mut Tx<'_>, digest: &str) -> DbResult<()> {
 /// Returns the number of the last change of the agents that clients defined; 0 before the first.
 pub async fn last_change(tx: &mut Tx<'_>) -> DbResult<i64> {
     const SQL: &str = "select coalesce(max(number), 0) from definition_changes";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+    let (number,): (i64,) = tx.statement(SQL).fetch_one().await?;
+    Ok(number)
 }
 
 /// Waits until no other transaction changes definitions, and lets none do so until the end of this transaction. SQLite has one

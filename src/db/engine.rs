@@ -22,12 +22,13 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
-use sqlx::pool::{PoolConnection, PoolOptions};
+use sqlx::pool::PoolOptions;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql,
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, Sqlite, SqlitePool,
+    raw_sql,
 };
 
 use super::states::StateCache;
@@ -37,9 +38,10 @@ mod batch;
 mod clock;
 mod column;
 mod error;
+mod executor;
 mod hosts;
+mod id_column;
 mod known_questions;
-mod lane;
 mod lanes;
 mod live_notice;
 mod lock;
@@ -70,8 +72,8 @@ pub(super) use column::{ColumnRef, encode};
 pub(super) use error::corrupt;
 pub use error::{DbError, DbResult};
 pub(super) use hosts::PostgresHosts;
+pub(super) use id_column::IdColumn;
 use known_questions::KnownQuestions;
-pub(super) use lane::LaneColumn;
 pub(super) use lanes::{OF_MAIN_AGENTS, OF_SUBAGENTS, lane_id, lane_of};
 pub(super) use live_notice::{LIVE_CAPACITY, LIVE_CHANNEL};
 pub use live_notice::{LiveAddress, LiveNotice};
@@ -81,12 +83,12 @@ pub(super) use operation::DbOperation;
 use own_thread::{KeptConnection, on_own_thread};
 pub use pending_entries::PendingEntries;
 use postgres::SessionSettings;
-pub(super) use postgres::{Batching, PostgresConn, PostgresPool, PostgresValues, WriteConnection, pool_hosts};
+pub(super) use postgres::{Batching, PooledConnection, PostgresConn, PostgresPool, PostgresValues, pool_hosts};
 use queue::TransactionQueue;
 pub(super) use reachability::Reachability;
 use reachability::check_writable;
 pub(crate) use reachability::warn_of;
-pub(super) use reader::{Reader, SearchReader};
+pub(super) use reader::{PostgresReader, SearchReader};
 pub use row_security::RowAccess;
 #[cfg(test)]
 pub(super) use row_security::exempt_role;
@@ -208,18 +210,27 @@ impl<'c> Tx<'c> {
 
     /// Takes a connection for a write on Postgres, which begins with the statements of the pool.
     pub(super) fn write_on_postgres(
-        conn: &'c mut WriteConnection,
+        conn: &'c mut PooledConnection,
         pool: &PostgresPool,
         parts: &'c TxParts,
         access: &RowAccess,
     ) -> Self {
-        let (conn, prepared) = conn.parts();
-        let batching = match parts.prepares && pool.keeps_sessions {
-            true => Batching::Prepared(prepared),
-            false => Batching::Texts,
-        };
+        let (conn, batching) = batching_on(conn, pool, parts);
         let opening = access.begin(&pool.begin_write);
         let conn = PostgresConn::of_operation(conn, parts.prepares, batching, opening);
+        Self::of(Conn::Postgres(conn), parts, access)
+    }
+
+    /// Takes a connection for a read on Postgres, which begins with the statements of the pool.
+    pub(super) fn read_on_postgres(
+        conn: &'c mut PooledConnection,
+        pool: &PostgresPool,
+        parts: &'c TxParts,
+        access: &RowAccess,
+    ) -> Self {
+        let (conn, batching) = batching_on(conn, pool, parts);
+        let opening = access.begin(&pool.begin_read);
+        let conn = PostgresConn::opened(conn, parts.prepares, batching, opening);
         Self::of(Conn::Postgres(conn), parts, access)
     }
 
@@ -314,6 +325,20 @@ impl<'c> Tx<'c> {
         }
         Ok(())
     }
+}
+
+/// Returns the way in which statements are sent together on a connection.
+fn batching_on<'c>(
+    conn: &'c mut PooledConnection,
+    pool: &PostgresPool,
+    parts: &TxParts,
+) -> (&'c mut PgConnection, Batching<'c>) {
+    let (conn, prepared) = conn.parts();
+    let batching = match parts.prepares && pool.keeps_sessions {
+        true => Batching::Prepared(prepared),
+        false => Batching::Texts,
+    };
+    (conn, batching)
 }
 
 /// Runs the same body on the connection of either engine. A macro, since the connections have different types and a closure
@@ -586,9 +611,8 @@ async fn open_postgres(
     // A pooler gives the session to others after this statement.
     let session = (!is_pooled).then(|| settings.of_session());
     let reach = &outfit.listening.reach;
-    let pool = postgres_pool(limits.connections, &hosts, reach, session.clone());
-    let connections = pool.connect_with(hosts.latest_options()).await?;
-    let lease = postgres_pool(1, &hosts, reach, session).connect_lazy_with(hosts.latest_options());
+    let connections = postgres_pool(limits.connections, &hosts, session.clone());
+    let lease = postgres_pool(1, &hosts, session);
     let settings = is_pooled.then_some(&settings);
     Ok(PostgresPool::new(
         connections,
@@ -599,16 +623,10 @@ async fn open_postgres(
     ))
 }
 
-/// Returns a pool whose connections begin with the statements `session`, if there are any.
-fn postgres_pool(
-    size: u32,
-    hosts: &Arc<PostgresHosts>,
-    reach: &Arc<Reachability>,
-    session: Option<String>,
-) -> PoolOptions<Postgres> {
+/// Returns a pool whose connections begin with the statements `session`, if there are any. It only makes connections: those that
+/// are not in use are in [`Connections`](postgres::Connections).
+fn postgres_pool(size: u32, hosts: &PostgresHosts, session: Option<String>) -> PgPool {
     let target = hosts.target;
-    let used_hosts = Arc::clone(hosts);
-    let reach = Arc::clone(reach);
     let pool = pool::<Postgres>(size).after_connect(move |conn, _| {
         let session = session.clone();
         Box::pin(async move {
@@ -618,11 +636,7 @@ fn postgres_pool(
             check_writable(conn, target).await
         })
     });
-    pool.before_acquire(move |conn, meta| {
-        let hosts = Arc::clone(&used_hosts);
-        let reach = Arc::clone(&reach);
-        Box::pin(async move { Ok(is_usable(&hosts, &reach, meta.age, meta.idle_for, conn).await) })
-    })
+    pool.connect_lazy_with(hosts.latest_options())
 }
 
 fn sqlite_pool(reach: &Arc<Reachability>) -> PoolOptions<Sqlite> {
@@ -647,11 +661,11 @@ fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
         .test_before_acquire(false)
 }
 
-/// Takes a connection of Postgres from the pool, or makes one.
-pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PoolConnection<Postgres>> {
+/// Takes the connection to Postgres that was used last and still answers, or makes one.
+pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PooledConnection> {
     let acquired = match pool.hosts.are_several() {
         true => acquire_at_one_of_several(pool).await,
-        false => pool.connections.acquire().await,
+        false => take_or_make(pool).await,
     };
     acquired.map_err(|error| {
         // It hides why no connection could be made; the listener finds that out.
@@ -663,18 +677,24 @@ pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PoolConnection<Post
     })
 }
 
-/// Takes the connection that a write has used last and that still answers, or another one from the pool.
-/// A connection that is given back to the pool later is checked for up to `limit`.
-pub(super) async fn acquire_to_write(pool: &PostgresPool, limit: Duration) -> DbResult<WriteConnection> {
-    while let Some(mut conn) = pool.idle.take() {
-        let age = conn.age();
-        let idle_for = conn.idle_for();
-        if is_usable(&pool.hosts, &pool.reach, age, idle_for, &mut conn).await {
-            return Ok(conn);
+/// Takes the connection that was used last, or makes one if that does not answer, or none is idle.
+async fn take_or_make(pool: &PostgresPool) -> sqlx::Result<PooledConnection> {
+    let connections = &pool.connections;
+    let taken = async {
+        let permit = connections.permit().await?;
+        let Some(mut idle) = connections.take() else {
+            return connections.make(permit).await;
+        };
+        let age = idle.age();
+        let idle_for = idle.idle_for();
+        if is_usable(&pool.hosts, &pool.reach, age, idle_for, &mut idle).await {
+            return Ok(idle.with_permit(permit));
         }
-    }
-    let conn = acquire(pool).await?;
-    Ok(WriteConnection::new(conn, limit))
+        drop(idle);
+        connections.make(permit).await
+    };
+    let taken = tokio::time::timeout(PATIENCE, taken).await;
+    taken.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 /// Returns whether a connection of this age leads to the latest host. If it was idle for long, it has to answer.
@@ -693,17 +713,17 @@ async fn is_usable(
     matches!(checked, Ok(Ok(())))
 }
 
-/// Takes a connection of the pool, or makes one at the latest host. If that fails or takes long, the listener first looks
-/// for the host that takes writes.
-async fn acquire_at_one_of_several(pool: &PostgresPool) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+/// Takes a connection, or makes one at the latest host. If that fails or takes long, the listener first looks for the host that takes
+/// writes.
+async fn acquire_at_one_of_several(pool: &PostgresPool) -> sqlx::Result<PooledConnection> {
     let host = pool.hosts.latest_index();
-    let mut acquiring = Box::pin(pool.connections.acquire());
+    let mut acquiring = Box::pin(take_or_make(pool));
     match tokio::time::timeout(LOOK_AFTER, &mut acquiring).await {
         Ok(Ok(conn)) => return Ok(conn),
         Ok(Err(sqlx::Error::PoolClosed)) => return Err(sqlx::Error::PoolClosed),
         Ok(Err(_)) => {
             pool.reach.wait_for_look().await;
-            return pool.connections.acquire().await;
+            return take_or_make(pool).await;
         }
         Err(_) => {}
     }
@@ -714,7 +734,7 @@ async fn acquire_at_one_of_several(pool: &PostgresPool) -> Result<PoolConnection
     }
     match pool.hosts.latest_index() == host {
         true => acquiring.await,
-        false => pool.connections.acquire().await,
+        false => take_or_make(pool).await,
     }
 }
 

@@ -1,13 +1,13 @@
 //! The log of a thread: steps (rows of `checkpoints`) and other events (rows of `events`) with one sequence of numbers.
 
 use const_format::{concatcp, str_replace};
-use sqlx::{query_as, query_scalar};
+use sqlx::query_scalar;
 use uuid::Uuid;
 
 use super::checkpoints::{self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, PARENT};
 use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::codec::json::ColumnRef;
-use super::engine::{LaneColumn, OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
+use super::engine::{IdColumn, OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
 use super::row::from_row;
 use super::{DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
@@ -77,7 +77,7 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
             row.push_bind(placed.thread.0)
                 .push_bind(placed.seq)
                 .push_bind(placed.run.0)
-                .push_bind(LaneColumn(placed.lane))
+                .push_bind(IdColumn(placed.lane))
                 .push_bind(body)
                 .push_bind(placed.at.0);
         })
@@ -187,7 +187,7 @@ from_row! {
     struct EventRow {
         seq: i64,
         run_id: Option<Uuid>,
-        lane: LaneColumn,
+        lane: IdColumn<Lane>,
         created_at: i64,
         body: String,
         /// Null for rows of `events`, like all columns below.
@@ -294,12 +294,8 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
     );
     const POSTGRES: &str = concatcp!(str_replace!(STEPS, "{parent}", "parent_id"), AFTER, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
-    let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(thread.0)
-        .bind(after)
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(thread.0).bind(after).bind(limit);
+    let mut rows: Vec<EventRow> = statement.fetch_all().await?;
     let ids: Vec<String> = rows.iter().map(|row| row.id_of_body(thread)).collect();
     let texts = rows.iter_mut().zip(&ids).map(|(row, id)| StoredText {
         cell: match row.checkpoint_id {
@@ -348,7 +344,6 @@ pub async fn bounds(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, 
     const SQLITE: &str = concatcp!(ENDS, OF_MAIN, ") as last union all ", OF_OTHERS, EVENTS);
     const POSTGRES: &str = concatcp!(ENDS, FIRST, LAST, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
-    let (first, last): (Option<i64>, Option<i64>) =
-        on_engine!(tx, |conn| query_as(sql).bind(thread.0).fetch_one(conn).await)?;
+    let (first, last): (Option<i64>, Option<i64>) = tx.statement(sql).bind(thread.0).fetch_one().await?;
     Ok(first.zip(last))
 }

@@ -147,11 +147,8 @@ pub async fn stored_response(
 ) -> DbResult<Option<Option<StoredResponse>>> {
     const SQL: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1 and created_at > $2";
-    let row: Option<KeyRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(key.name())
-        .bind(expiry_limit(now))
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(SQL).bind(key.name()).bind(expiry_limit(now));
+    let row: Option<KeyRow> = statement.fetch_optional().await?;
     let Some(row) = row else { return Ok(None) };
     if row.fingerprint != key.fingerprint() {
         return Ok(Some(None));

@@ -109,7 +109,7 @@ pub use states::StateCache;
 use engine::queue::{self, TransactionQueue};
 use engine::sealing::Sealing;
 use engine::writer;
-use engine::{DbOperation, Reachability, Reader, Readers, SearchReader, SqliteConn, TxParts};
+use engine::{DbOperation, PostgresReader, Reachability, Readers, SearchReader, SqliteConn, TxParts};
 
 /// The database. Cloning it copies a pointer.
 #[derive(Clone)]
@@ -290,17 +290,11 @@ impl Db {
                 Readers::Writer => self.0.queue.run(access, operation).await,
                 Readers::Sqlite { queue, .. } => self.in_time(queue.run(access, operation)).await,
                 Readers::Postgres(pool) => {
-                    let mut reader = self
-                        .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
-                        .await?;
-                    let read = async {
-                        let mut transaction = reader.begin(access.begin(&pool.begin_read)).await?;
-                        let mut tx = Tx::postgres(&mut transaction, &self.0.parts, &access);
-                        self.0.parts.sealing.refresh(&mut tx).await?;
-                        operation.run(&mut tx).await.map(drop)
-                    };
+                    let limit = self.0.limits.transaction();
+                    let mut reader = self.in_time(Box::pin(PostgresReader::of(pool, limit))).await?;
+                    let read = reader.read(&self.0.parts, &access, operation);
                     let read = Box::pin(self.0.parts.sealing.scope(read));
-                    let done = tokio::time::timeout(self.0.limits.transaction(), read).await;
+                    let done = tokio::time::timeout(limit, read).await;
                     done.unwrap_or_else(|_| {
                         reader.is_stuck();
                         Err(DbError::late())

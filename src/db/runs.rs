@@ -39,7 +39,7 @@ pub use usage::{LaterUsages, set_usage, usage, usages, usages_later, usages_with
 use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::codec::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
 use super::codec::short_form;
-use super::engine::{Engine, LaneColumn, LaterRows, on_engine};
+use super::engine::{Engine, IdColumn, LaterRows, on_engine};
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
 use super::{DbError, DbResult, Tx};
@@ -52,7 +52,7 @@ use crate::domain::run::{AssignedAgent, Lineage, Run, RunCaller, RunRequest, Run
 use crate::domain::time::Timestamp;
 use crate::domain::trace::RunTrace;
 use crate::domain::visibility::Visibility;
-use implied_id::ImpliedId;
+use implied_id::{stored_assistant, stored_root};
 
 const TABLE: &str = "runs";
 
@@ -66,8 +66,8 @@ from_row! {
     struct RunRow {
         run_id: Uuid,
         thread_id: Uuid,
-        assistant_id: ImpliedId,
-        root_id: ImpliedId,
+        assistant_id: IdColumn<Option<Uuid>>,
+        root_id: IdColumn<Option<Uuid>>,
         parent_id: Option<Uuid>,
         depth: i32,
         cause: Option<String>,
@@ -365,8 +365,8 @@ pub async fn insert_begun(
     tx.statement(SQL)
         .bind(run.id.0)
         .bind(run.thread.0)
-        .bind(ImpliedId::assistant_of(run, engine))
-        .bind(ImpliedId::root_of(run, engine))
+        .bind(stored_assistant(run, engine))
+        .bind(stored_root(run, engine))
         .bind(run.lineage.parent.map(|parent| parent.0))
         .bind(i32::try_from(run.lineage.depth).unwrap_or(i32::MAX))
         .bind(run.lineage.cause.as_deref())
@@ -403,7 +403,7 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Opt
 /// Returns the run with this id, on any thread.
 pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
     const SQL: &str = concatcp!(SELECT, " where run_id = $1");
-    let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
+    let row: Option<RunRow> = tx.statement(SQL).bind(run.0).fetch_optional().await?;
     Ok(read_all(tx, row.into_iter().collect()).await?.pop())
 }
 
@@ -418,7 +418,7 @@ pub async fn of_newest_step_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult
         " where run_id = (select newest.run_id from checkpoints newest where newest.thread_id = $1 and newest.lane = $2 \
          order by newest.seq desc limit 1)"
     );
-    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(Lane::Main));
+    let statement = tx.statement(SQL).bind(thread.0).bind(IdColumn(Lane::Main));
     statement.fetch_later().await.map(LaterRun)
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use const_format::{concatcp, str_replace};
 use serde_json::{Map, Value};
 use sqlx::types::Json;
-use sqlx::{QueryBuilder, query, query_as};
+use sqlx::{QueryBuilder, query};
 use uuid::Uuid;
 
 use super::codec::blobs;
@@ -226,7 +226,7 @@ pub async fn lock_to_delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<()> {
 }
 
 async fn select_one(tx: &mut Tx<'_>, sql: &'static str, id: ThreadId) -> DbResult<Option<Thread>> {
-    let row: Option<ThreadRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
+    let row: Option<ThreadRow> = tx.statement(sql).bind(id.0).fetch_optional().await?;
     Ok(row.map(Thread::from))
 }
 

@@ -130,7 +130,7 @@ pub async fn retire_all(tx: &mut Tx<'_>) -> DbResult<()> {
 
 /// Reads nothing, to check that the database answers.
 pub async fn ping(tx: &mut Tx<'_>) -> DbResult<()> {
-    let _: i32 = on_engine!(tx, |conn| query_scalar("select 1").fetch_one(conn).await)?;
+    let _: (i32,) = tx.statement("select 1").fetch_one().await?;
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 //! Connections for reads.
 //!
 //! On SQLite a few readers take operations from one queue and share their connections, since a pool exchanges more with the
-//! thread of a connection than most reads do. Searches, which must end when the client is gone, and the reads of Postgres
-//! have pooled connections and may be cancelled at any moment.
+//! thread of a connection than most reads do. Searches, which must end when the client is gone, have pooled connections. The reads of
+//! Postgres share connections with writes. Both may be cancelled at any moment.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -12,17 +12,16 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction, query,
-};
+use sqlx::{ConnectOptions, Connection, Sqlite, SqliteConnection, SqlitePool, Transaction, query, raw_sql};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::error::{DbError, DbResult};
-use super::postgres::give_back;
+use super::operation::DbOperation;
 use super::queue::{OperationReceiver, QueuedOperation, next};
-use super::{PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
+use super::row_security::RowAccess;
+use super::{PlainStatements, PooledConnection, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 
 /// The number of readers of SQLite.
 const READERS: usize = 4;
@@ -135,46 +134,80 @@ async fn read_in_snapshot(
     ended.transpose().map(drop)
 }
 
-/// A Postgres connection that returns to its pool only if no transaction can be open on it.
+/// A connection to Postgres for one read.
 ///
-/// Dropping a transaction rolls it back. But if the future of its `begin` was dropped, the driver does not know of the
-/// transaction: the next user of the connection would be in a read-only transaction.
-pub(in crate::db) struct Reader {
-    conn: PoolConnection<Postgres>,
-    has_begun: bool,
+/// The read may be dropped at any moment, also while the statements that begin its transaction are sent. Then, as when the read has
+/// ended, nobody waits for the end of the transaction, and the connection is used again once the database has confirmed it.
+pub(in crate::db) struct PostgresReader<'p> {
+    pool: &'p PostgresPool,
+    /// None once it does not answer.
+    conn: Option<PooledConnection>,
+    /// True if a transaction may be open.
+    may_have_begun: bool,
+    /// The longest time for the end of the transaction, and the statement before it.
     limit: Duration,
 }
 
-impl Reader {
-    /// Acquires a connection. On return to the pool, the rollback of an open read may take up to `limit`.
-    pub(in crate::db) async fn of(pool: &PostgresPool, limit: Duration) -> DbResult<Self> {
+impl<'p> PostgresReader<'p> {
+    /// Takes a connection. The end of the read may take up to `limit`.
+    pub(in crate::db) async fn of(pool: &'p PostgresPool, limit: Duration) -> DbResult<Self> {
         Ok(Self {
-            conn: acquire(pool).await?,
-            has_begun: false,
+            pool,
+            conn: Some(acquire(pool).await?),
+            may_have_begun: false,
             limit,
         })
     }
 
-    /// Marks the connection as not answering, so that it is closed instead of returned to the pool.
-    pub(in crate::db) fn is_stuck(&mut self) {
-        self.has_begun = false;
+    /// Runs an operation on one snapshot. What begins the transaction is sent with its first statement.
+    pub(in crate::db) async fn read(
+        &mut self,
+        parts: &TxParts,
+        access: &RowAccess,
+        operation: DbOperation,
+    ) -> DbResult<()> {
+        let Some(conn) = &mut self.conn else {
+            return Err(DbError::Closed);
+        };
+        self.may_have_begun = true;
+        let mut tx = Tx::read_on_postgres(conn, self.pool, parts, access);
+        let done = match parts.sealing.refresh(&mut tx).await {
+            Ok(()) => operation.run(&mut tx).await.map(drop),
+            Err(error) => Err(error),
+        };
+        self.may_have_begun = tx.unsent_opening().is_empty();
+        match tx.take_opening_error() {
+            Some(error) => Err(error.into()),
+            None => done,
+        }
     }
 
-    /// Begins the read transaction with these statements.
-    pub(in crate::db) async fn begin(&mut self, statements: PlainStatements) -> DbResult<Transaction<'_, Postgres>> {
-        let statements = AssertSqlSafe(statements.text().to_owned());
-        let transaction = self.conn.begin_with(statements).await?;
-        self.has_begun = true;
-        Ok(transaction)
+    /// Closes the connection, since it does not answer.
+    pub(in crate::db) fn is_stuck(&mut self) {
+        self.conn = None;
     }
 }
 
-impl Drop for Reader {
+impl Drop for PostgresReader<'_> {
     fn drop(&mut self) {
-        match self.has_begun {
-            true => give_back(&mut self.conn, self.limit),
-            false => self.conn.close_on_drop(),
+        let Some(mut conn) = self.conn.take() else { return };
+        let connections = self.pool.connections.clone();
+        if !self.may_have_begun {
+            connections.put(conn);
+            return;
         }
+        // Without a runtime the connection is closed.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        let limit = self.limit;
+        // Not a tracked task: it ends by itself, and closing the pool waits for it.
+        drop(runtime.spawn(async move {
+            let ended = tokio::time::timeout(limit, raw_sql(END).execute(&mut *conn)).await;
+            if matches!(ended, Ok(Ok(_))) {
+                connections.put(conn);
+            }
+        }));
     }
 }
 
@@ -231,7 +264,7 @@ impl Drop for SearchReader {
 
 #[cfg(test)]
 mod tests {
-    use sqlx::{query_scalar, raw_sql};
+    use sqlx::{AssertSqlSafe, query_scalar};
 
     use super::*;
 

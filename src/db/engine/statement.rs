@@ -213,6 +213,14 @@ impl Statement<'_, '_> {
         })
     }
 
+    /// Executes a statement that always has a row, and returns the first one.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(in crate::db) async fn fetch_one<R: ReadRow>(self) -> DbResult<R> {
+        Ok(self.fetch_optional().await?.ok_or(sqlx::Error::RowNotFound)?)
+    }
+
     /// Executes the statement and returns all rows.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use super::operation::DbOperation;
 use super::queue::{CompletedOperation, OperationReceiver, QueuedOperation, next};
 use super::row_security::RowAccess;
 use super::settings::DbLimits;
-use super::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire_to_write};
+use super::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 
 /// The maximum number of operations that share a transaction.
 const GROUP: usize = 64;
@@ -277,12 +277,12 @@ pub(in crate::db) async fn write_for_lease(
 /// Runs an operation in a transaction of its own. At the timeout the operation is dropped: a database that does not answer must not
 /// block its writer for ever.
 async fn write_in_time(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation, limit: Duration) {
-    let write = parts.sealing.scope(write_one(pool, parts, operation, limit));
+    let write = parts.sealing.scope(write_one(pool, parts, operation));
     let _ = tokio::time::timeout(limit, Box::pin(write)).await;
 }
 
-async fn write_one(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation, limit: Duration) {
-    let mut conn = match acquire_to_write(pool, limit).await {
+async fn write_one(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperation) {
+    let mut conn = match acquire(pool).await {
         Ok(conn) => conn,
         Err(error) => return operation.refuse(error),
     };
@@ -307,7 +307,7 @@ async fn write_one(pool: &PostgresPool, parts: &TxParts, operation: QueuedOperat
     }
     // A connection to a server that takes no writes any more is not used again.
     if has_ended && !is_refused {
-        pool.idle.put(conn);
+        pool.connections.put(conn);
     }
     done.report(ended.map_err(DbError::from));
 }

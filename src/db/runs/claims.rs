@@ -346,8 +346,8 @@ pub async fn end_fenced(
 /// Returns the number of a run's first event in the log of its thread; none if it has no events yet or was deleted.
 pub async fn first_seq(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<i64>> {
     const SQL: &str = "select first_seq from runs where run_id = $1";
-    let found: Option<Option<i64>> = on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
-    Ok(found.flatten())
+    let found: Option<(Option<i64>,)> = tx.statement(SQL).bind(run.0).fetch_optional().await?;
+    Ok(found.and_then(|(first,)| first))
 }
 
 /// Returns up to `limit` pending runs of main agents created at or before `until`, on the threads in a scope, in the
@@ -409,7 +409,7 @@ pub async fn cancels_of(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Vec<(RunI
         union all select child.run_id, child.cancel from runs main join runs child on child.thread_id = main.thread_id \
         where main.depth = 0 and main.status = 'running' and main.worker = $1 \
         and child.depth > 0 and child.status = 'running' and child.cancel is not null";
-    let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(worker.0).fetch_all(conn).await)?;
+    let rows: Vec<(Uuid, String)> = tx.statement(SQL).bind(worker.0).fetch_all().await?;
     Ok(rows.into_iter().map(|(run, action)| (RunId(run), action)).collect())
 }
 

@@ -707,6 +707,17 @@ async fn store_input(
     input
 }
 
+/// Returns an entry of the log of [`store_input`] or [`store_step`].
+fn logged(run: RunId, seq: i64, what: Logged) -> LoggedEvent {
+    LoggedEvent {
+        seq,
+        run: Some(run),
+        lane: Lane::Main,
+        at: Timestamp(5),
+        what,
+    }
+}
+
 async fn event_rows(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
     const SQL: &str = "select count(*) from events where thread_id = $1";
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
@@ -728,14 +739,10 @@ async fn a_start_that_an_input_follows_is_in_the_log(db: Db) {
     };
     assert_eq!(read!(db, |tx| event_rows(tx, thread)), rows);
     let log = read!(db, |tx| events::read(tx, thread, 1, 10));
-    let logged = |seq, what| LoggedEvent {
-        seq,
-        run: Some(run),
-        lane: Lane::Main,
-        at: Timestamp(5),
-        what,
-    };
-    let expected = [logged(2, Logged::Fact(started)), logged(3, Logged::Entry(input))];
+    let expected = [
+        logged(run, 2, Logged::Fact(started)),
+        logged(run, 3, Logged::Entry(input)),
+    ];
     assert_eq!(log, expected);
     for (after, limit, page) in [
         (0, 2, vec![1, 2]),
@@ -800,17 +807,10 @@ async fn an_event_behind_its_step_is_in_the_log(db: Db) {
     };
     assert_eq!(read!(db, |tx| event_rows(tx, thread)), rows);
     let log = read!(db, |tx| events::read(tx, thread, 0, 10));
-    let logged = |seq, what| LoggedEvent {
-        seq,
-        run: Some(run),
-        lane: Lane::Main,
-        at: Timestamp(5),
-        what,
-    };
     let expected = [
-        logged(1, Logged::Entry(step)),
-        logged(2, Logged::Fact(Fact::Paused)),
-        logged(3, Logged::Fact(Fact::Undone)),
+        logged(run, 1, Logged::Entry(step)),
+        logged(run, 2, Logged::Fact(Fact::Paused)),
+        logged(run, 3, Logged::Fact(Fact::Undone)),
     ];
     assert_eq!(log, expected);
     for (after, limit, page) in [

@@ -256,7 +256,7 @@ impl Tx<'_> {
 async fn last_change(tx: &mut Tx<'_>) -> DbResult<KeyChange> {
     const SQL: &str = "select coalesce(max(number), 0) as number, \
         (select key_id from data_keys order by change desc, key_id desc limit 1) as newest from data_key_changes";
-    Ok(on_engine!(tx, |conn| query_as(SQL).fetch_one(conn).await)?)
+    tx.statement(SQL).fetch_one().await
 }
 
 /// Returns whether the table still has a change of a key, or a later one of it.
