@@ -25,6 +25,7 @@ on_both_engines! {
 on_postgres! {
     a_run_and_its_input_are_one_transaction_on_postgres,
     the_subagents_of_one_answer_begin_in_one_transaction_on_postgres,
+    the_end_of_a_run_is_followed_by_no_look_at_an_empty_queue,
 }
 
 async fn the_state_of_a_thread_has_the_input_of_a_run_that_was_accepted(server: TestServer) {
@@ -359,6 +360,22 @@ async fn the_subagents_of_one_answer_begin_in_one_transaction_on_postgres(server
     // Postgres marks each row with the transaction that has written it.
     let together = format!("select count(distinct xmin::text) {inputs}");
     assert_eq!(server.number_in_database(&together).await, 1);
+}
+
+async fn the_end_of_a_run_is_followed_by_no_look_at_an_empty_queue(server: TestServer) {
+    const RUNS: usize = 20;
+    server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+    let alice = server.human("plain").await;
+    alice.says("hello").await;
+    server.log().clear();
+    for _ in 0..RUNS {
+        alice.says("hello again").await;
+    }
+    let log = server.log().text();
+    assert!(log.contains("insert into runs"), "the statements are in the log");
+    // Some looks come with the time that passes.
+    let looks = log.matches("with recursive waiting(queue)").count();
+    assert!(looks < RUNS / 2, "{looks} looks");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
