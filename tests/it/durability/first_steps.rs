@@ -157,7 +157,7 @@ async fn an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log(s
     let run = alice.run(&post().await.ok());
     run.finishes().await;
     assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
-    // On SQLite the row of the input is that of the start before it, too.
+    // The row of the input is that of the start before it, too.
     let first = "select min(seq) from (select seq from events union all \
         select seq - case source when 'begin' then 1 else 0 end from checkpoints) entries";
     assert_eq!(server.number_in_database(first).await, 1);
@@ -214,7 +214,7 @@ async fn a_run_and_its_input_are_one_transaction_on_postgres(server: TestServer)
     }
     // Postgres marks each row with the transaction that has written it. That of a key is not changed later.
     let together = "select count(distinct input.xmin::text) from checkpoints input join idempotency_keys k \
-        on k.xmin = input.xmin where input.source = 'input'";
+        on k.xmin = input.xmin where input.source in ('input', 'begin')";
     assert_eq!(server.number_in_database(together).await, 3);
 }
 
@@ -355,7 +355,8 @@ async fn the_subagents_of_one_answer_begin_in_one_transaction_on_postgres(server
     let alice = server.human("agent").await;
     let calls = ["t1", "t2", "t3"].map(|id| task(id, "researcher", id));
     alice.says(script().calls_all(calls).says("done")).await;
-    let inputs = "from checkpoints where source = 'input' and lane <> '00000000-0000-0000-0000-000000000000'";
+    let inputs =
+        "from checkpoints where source in ('input', 'begin') and lane <> '00000000-0000-0000-0000-000000000000'";
     assert_eq!(server.number_in_database(&format!("select count(*) {inputs}")).await, 3);
     // Postgres marks each row with the transaction that has written it.
     let together = format!("select count(distinct xmin::text) {inputs}");
