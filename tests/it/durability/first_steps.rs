@@ -327,7 +327,8 @@ async fn the_subagents_of_one_answer_take_one_exchange_with_the_connection_of_sq
         let admission = || {
             let text = server.log().text();
             let mut lines = text.lines();
-            let line = lines.find(|line| line.matches("insert into runs").count() == 2);
+            // Of the transactions that store runs, that of subagents changes the run of the main agent.
+            let line = lines.find(|line| line.contains("insert into runs") && line.contains("update runs"));
             line.map(str::to_owned)
         };
         eventually(async || admission().is_some()).await;
@@ -335,6 +336,11 @@ async fn the_subagents_of_one_answer_take_one_exchange_with_the_connection_of_sq
         assert!(
             line.contains("insert into checkpoints"),
             "the answer, and what they begin with: {line}"
+        );
+        assert_eq!(
+            line.matches("insert into runs").count(),
+            1,
+            "both by one statement: {line}"
         );
     })
     .await;
