@@ -50,7 +50,7 @@ const MAX_ROWS: usize = 200;
 /// [`Fact::started_anew`](crate::domain::event::Fact::started_anew), and has no row of its own.
 pub(super) const BEGIN: &str = "begin";
 
-/// The column with the event that has the number behind its checkpoint, on SQLite. The event has no row of its own.
+/// The column with the event that has the number behind its checkpoint. The event has no row of its own.
 pub(super) const NEXT_EVENT: &str = "next_event";
 /// The number of the last entry of the log in a row of the table.
 pub(super) const LAST_SEQ: &str = "seq + case when next_event is null then 0 else 1 end";
@@ -618,7 +618,6 @@ pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSumma
 async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRows<LogSummary>> {
     const SUMMARY: &str = "select coalesce(max(seq), 0) as max_seq, \
         exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (";
-    const STEPS: &str = "select max(seq) as seq from checkpoints where thread_id = $1";
     const EVENTS: &str = " union all select max(seq) as seq from events where thread_id = $1) newest";
     const IN_ROW: &str = concatcp!("select (select ", LAST_SEQ, " from checkpoints where thread_id = $1");
     const OF_NEWEST: &str = " order by seq desc limit 1) as seq";
@@ -633,7 +632,7 @@ async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterR
         OF_NEWEST,
         EVENTS
     );
-    const POSTGRES: &str = concatcp!(SUMMARY, STEPS, EVENTS);
+    const POSTGRES: &str = concatcp!(SUMMARY, IN_ROW, OF_NEWEST, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
     tx.statement(sql).bind(thread.0).fetch_later().await
 }

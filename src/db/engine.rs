@@ -258,6 +258,11 @@ impl<'c> Tx<'c> {
         self.forms >= upgrade::QUESTIONS_ONCE
     }
 
+    /// Returns whether new events before an input and behind a step are stored in the [rows of the steps](super::events).
+    pub(super) fn stores_events_in_steps(&self) -> bool {
+        self.forms >= upgrade::EVENTS_IN_STEPS
+    }
+
     /// Returns whether Postgres has refused a statement of this transaction since the session is read-only.
     pub(super) fn is_refused(&self) -> bool {
         match &self.conn {

@@ -328,6 +328,16 @@ fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
         .collect()
 }
 
+/// A run to be stored.
+#[derive(Clone, Copy)]
+struct NewRow<'a> {
+    run: &'a Run,
+    /// The process that holds it.
+    worker: Option<WorkerId>,
+    /// The number of its first event.
+    first_seq: Option<i64>,
+}
+
 /// Stores a new run. A run that starts at once is held by `worker`.
 ///
 /// # Errors
@@ -347,52 +357,83 @@ pub async fn insert_begun(
     worker: Option<WorkerId>,
     first_seq: Option<i64>,
 ) -> DbResult<()> {
+    let row = NewRow { run, worker, first_seq };
+    insert_rows(tx, &[row]).await
+}
+
+/// Stores new runs of subagents like [`insert`]. The process that holds the run of the main agent holds them, too.
+///
+/// # Errors
+/// As [`insert`], also when one of them exists.
+pub async fn insert_children(tx: &mut Tx<'_>, children: &[&Run]) -> DbResult<()> {
+    let rows = children.iter().map(|run| NewRow {
+        run,
+        worker: None,
+        first_seq: None,
+    });
+    insert_rows(tx, &rows.collect::<Vec<_>>()).await
+}
+
+async fn insert_rows(tx: &mut Tx<'_>, new: &[NewRow<'_>]) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
-        path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
-        visibility, crashes, queue, definition, turn, first_seq) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0, $20, \
-        $21, $22, $23)";
-    let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
-    let sealer = tx.sealer_of_thread(run.thread).await?;
-    let at = |column| cell(column, &run.id);
-    let mut packer = Packer::of_thread(tx, run.thread).await?;
+        path, status, request, metadata, error, attempt, worker, fence, created_at, updated_at, due_at, \
+        visibility, crashes, queue, definition, turn, first_seq) values ";
     let engine = tx.engine();
-    let request = packer.encode(&at("request"), &run.request)?;
-    let stored_metadata = stored_metadata(run, engine, tx.shortens());
-    let metadata = sealer.json(&at("metadata"), &stored_metadata)?;
-    let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
-    let error = error.transpose()?;
-    tx.statement(SQL)
-        .bind(run.id.0)
-        .bind(run.thread.0)
-        .bind(stored_assistant(run, engine))
-        .bind(stored_root(run, engine))
-        .bind(run.lineage.parent.map(|parent| parent.0))
-        .bind(i32::try_from(run.lineage.depth).unwrap_or(i32::MAX))
-        .bind(run.lineage.cause.as_deref())
-        .bind(run.lineage.checkpoint_ns())
-        .bind(Json(&run.lineage.path))
-        .bind(run.status.word())
-        .bind(request)
-        .bind(Json(metadata))
-        .bind(error)
-        .bind(i32::try_from(run.attempt).unwrap_or(i32::MAX))
-        .bind(worker.map(|worker| worker.0))
-        .bind(run.created_at.0)
-        .bind(run.updated_at.0)
-        .bind(run.due_at.0)
-        .bind(visibility.map(Visibility::word))
-        .bind(run.queue.text())
-        .bind(run.request.pinned_definition().map(|digest| digest.0.as_str()))
-        .bind(run.request.turn().word())
-        .bind(first_seq)
-        .execute_later()
-        .await?;
-    let referrer = BlobReferrer::Request {
-        thread: run.thread,
-        run: run.id,
-    };
-    packer.store(tx, referrer).await
+    let shortens = tx.shortens();
+    let stored_metadata = new.iter().map(|row| stored_metadata(row.run, engine, shortens));
+    let stored_metadata: Vec<_> = stored_metadata.collect();
+    let mut rows = Vec::with_capacity(new.len());
+    let mut packers = Vec::with_capacity(new.len());
+    for (row, stored_metadata) in new.iter().zip(&stored_metadata) {
+        let run = row.run;
+        let at = |column| cell(column, &run.id);
+        let sealer = tx.sealer_of_thread(run.thread).await?;
+        let mut packer = Packer::of_thread(tx, run.thread).await?;
+        let request = packer.encode(&at("request"), &run.request)?;
+        let metadata = sealer.json(&at("metadata"), stored_metadata)?;
+        let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
+        rows.push((*row, request, metadata, error.transpose()?));
+        let referrer = BlobReferrer::Request {
+            thread: run.thread,
+            run: run.id,
+        };
+        packers.push((packer, referrer));
+    }
+    tx.insert_later(SQL, "", 25, rows, |values, (row, request, metadata, error)| {
+        let NewRow { run, worker, first_seq } = row;
+        let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
+        values
+            .push_bind(run.id.0)
+            .push_bind(run.thread.0)
+            .push_bind(stored_assistant(run, engine))
+            .push_bind(stored_root(run, engine))
+            .push_bind(run.lineage.parent.map(|parent| parent.0))
+            .push_bind(i32::try_from(run.lineage.depth).unwrap_or(i32::MAX))
+            .push_bind(run.lineage.cause.as_deref())
+            .push_bind(run.lineage.checkpoint_ns())
+            .push_bind(Json(&run.lineage.path))
+            .push_bind(run.status.word())
+            .push_bind(request)
+            .push_bind(Json(metadata))
+            .push_bind(error)
+            .push_bind(i32::try_from(run.attempt).unwrap_or(i32::MAX))
+            .push_bind(worker.map(|worker| worker.0))
+            .push_bind(0_i64)
+            .push_bind(run.created_at.0)
+            .push_bind(run.updated_at.0)
+            .push_bind(run.due_at.0)
+            .push_bind(visibility.map(Visibility::word))
+            .push_bind(0_i32)
+            .push_bind(run.queue.text())
+            .push_bind(run.request.pinned_definition().map(|digest| digest.0.as_str()))
+            .push_bind(run.request.turn().word())
+            .push_bind(first_seq);
+    })
+    .await?;
+    for (packer, referrer) in packers {
+        packer.store(tx, referrer).await?;
+    }
+    Ok(())
 }
 
 /// Returns the run with this id on this thread.

@@ -337,15 +337,19 @@ pub struct LeftThread {
     pub may_hold_messages: bool,
 }
 
-/// The update of a thread that a run leaves.
-const LEAVE: &str = concatcp!(
-    "update threads set status = case when exists (select 1 from runs other \
+/// The beginning of the update of a thread that a run leaves, before the condition that the thread stays busy.
+const LEAVE: &str = "update threads set status = case when ";
+/// The rest of that update.
+const LEFT: &str = " then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
+    expires_at = $6 + ttl where thread_id = $1";
+/// The condition that another run of thread `$1` than `$2` is at work, or waits for no answer.
+const HAS_OTHERS: &str = concatcp!(
+    "exists (select 1 from runs other \
      where other.thread_id = $1 and other.depth = 0 and other.status = 'running' and other.run_id <> $2) \
      or exists (select 1 from runs other \
      where other.thread_id = $1 and other.depth = 0 and other.status = 'pending' and other.run_id <> $2 and ",
     str_replace!(NO_QUESTION, "{run}", "other"),
-    ") then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
-     expires_at = $6 + ttl where thread_id = $1"
+    ")"
 );
 /// The condition that thread `$1` [may hold messages](LeftThread::may_hold_messages).
 const MAY_HOLD_MESSAGES: &str = "exists (select 1 from interrupts asked \
@@ -360,13 +364,13 @@ pub async fn leave(
     left: &ThreadAfterRun,
     now: Timestamp,
 ) -> DbResult<Option<LeftThread>> {
-    const SQL: &str = concatcp!(LEAVE, " returning ", MAY_HOLD_MESSAGES);
+    const SQL: &str = concatcp!(LEAVE, HAS_OTHERS, LEFT, " returning ", MAY_HOLD_MESSAGES);
     let update = leave_statement(tx, SQL, id, left, now).await?;
     let found: Option<(bool,)> = update.fetch_optional().await?;
     Ok(found.map(|(may_hold_messages,)| LeftThread { may_hold_messages }))
 }
 
-/// Updates a thread like [`leave`], if it holds no messages for certain.
+/// Updates a thread like [`leave`], if it holds no messages for certain. The transaction has just ended the run, which was at work.
 ///
 /// # Errors
 /// [`DbError::NoRow`](super::DbError::NoRow) if the thread does not exist, or [may hold messages](LeftThread::may_hold_messages): by
@@ -377,7 +381,10 @@ pub async fn leave_without_messages(
     left: &ThreadAfterRun,
     now: Timestamp,
 ) -> DbResult<()> {
-    const SQL: &str = concatcp!(LEAVE, " and not (", MAY_HOLD_MESSAGES, ")");
+    // No other run can be at work beside the one that ends, and where no message is held, no pending run waits for answers.
+    const HAS_PENDING: &str = "exists (select 1 from runs waiting \
+        where waiting.thread_id = $1 and waiting.depth = 0 and waiting.status = 'pending' and waiting.run_id <> $2)";
+    const SQL: &str = concatcp!(LEAVE, HAS_PENDING, LEFT, " and not (", MAY_HOLD_MESSAGES, ")");
     let update = leave_statement(tx, SQL, id, left, now).await?;
     update.change_later().await
 }

@@ -16,21 +16,25 @@ use super::session_lock::IS_HELD;
 use crate::domain::id::WorkerId;
 
 /// The condition that the worker `{worker}` is one of this release or a later one.
-const READS_ALL: &str = "substr({worker}::text, 29) collate \"C\" between '00000002' and '000000ff'";
+const READS_ALL: &str = "substr({worker}::text, 29) collate \"C\" between '00000003' and '000000ff'";
 
 /// The number of the forms of rows up to texts in the [short form](crate::db::codec::short_form). Each release with a new form reads those
 /// of former releases, too.
 pub(in crate::db) const SHORT_TEXTS: u32 = 1;
 /// The number of the forms of rows up to positions and events without the [questions](crate::db::questions) of their interrupts.
 pub(in crate::db) const QUESTIONS_ONCE: u32 = 2;
+/// The number of the forms of rows up to steps with [events](crate::db::events) that have no rows of their own.
+pub(in crate::db) const EVENTS_IN_STEPS: u32 = 3;
 
 /// Returns the number of the forms of rows that every server reads which can be at work.
 pub(in crate::db) async fn forms_read(conn: &mut PgConnection) -> DbResult<u32> {
-    // Servers of the release before the former one could finish an upgrade to it: then all read short texts.
+    // Servers of the release before the former one could finish an upgrade to it: then all read short texts. Those of a build
+    // between the two read questions that are stored once, too.
     const SQL: &str = "select conname::text from pg_constraint where conrelid = to_regclass('runs') \
-        and conname in ('reads_short_texts', 'reads_questions_once')";
+        and conname in ('reads_short_texts', 'reads_questions_once', 'reads_events_in_steps')";
     let names: Vec<String> = query_scalar(SQL).fetch_all(conn).await?;
     let forms = names.iter().map(|name| match name.as_str() {
+        "reads_events_in_steps" => EVENTS_IN_STEPS,
         "reads_questions_once" => QUESTIONS_ONCE,
         _ => SHORT_TEXTS,
     });
@@ -51,9 +55,9 @@ pub(in crate::db) async fn is_finished(conn: &mut PgConnection) -> DbResult<bool
 pub(in crate::db) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
     const OF_WORKER_ID: &str = str_replace!(READS_ALL, "{worker}", "worker_id");
     const OF_WORKER: &str = str_replace!(READS_ALL, "{worker}", "worker");
-    // That of the former release is part of the new constraint.
+    // Those of former releases are part of the new constraint.
     const REPLACES: &str = "drop constraint if exists reads_short_texts, drop constraint if exists reads_questions_once, \
-        add constraint reads_questions_once check (";
+        drop constraint if exists reads_events_in_steps, add constraint reads_events_in_steps check (";
     const IS_FORMER_AT_WORK: &str = concatcp!(
         "select exists (select 1 from workers where not (",
         OF_WORKER_ID,
