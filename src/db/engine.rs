@@ -7,8 +7,8 @@
 //! |---|---|
 //! | the database is opened | `settings`, `lock`, `hosts`, [`migration`], [`upgrade`], `row_security` |
 //! | operations wait for a connection and run | `operation`, [`queue`], `reader`, [`writer`], `own_thread`, `pending_entries` |
-//! | statements | `statement`, `batch`, `sqlite`, `postgres` |
-//! | values of statements | `lane`, `lanes`, `vector`, `matches`, `clock` |
+//! | statements | `statement`, `batch`, `executor`, `sqlite`, `postgres` |
+//! | values of statements | `id_column`, `lanes`, `vector`, `matches`, `clock` |
 //! | encryption | [`sealing`], `column` |
 //! | servers notice each other | [`notifications`], `live_notice`, [`session_lock`], `reachability` |
 //! | a transaction remembers | `known_questions` |
