@@ -616,23 +616,30 @@ pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSumma
 }
 
 async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRows<LogSummary>> {
-    const SUMMARY: &str = "select coalesce(max(seq), 0) as max_seq, \
-        exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (";
-    const EVENTS: &str = " union all select max(seq) as seq from events where thread_id = $1) newest";
-    const IN_ROW: &str = concatcp!("select (select ", LAST_SEQ, " from checkpoints where thread_id = $1");
-    const OF_NEWEST: &str = " order by seq desc limit 1) as seq";
+    const HAS_DECISIONS: &str = "exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions";
+    const IN_ROW: &str = concatcp!("(select ", LAST_SEQ, " from checkpoints where thread_id = $1");
+    const OF_NEWEST: &str = " order by seq desc limit 1)";
     const SQLITE: &str = concatcp!(
-        SUMMARY,
+        "select coalesce(max(seq), 0) as max_seq, ",
+        HAS_DECISIONS,
+        " from (select ",
         IN_ROW,
         OF_MAIN_AGENTS,
         OF_NEWEST,
-        " union all ",
+        " as seq union all select ",
         IN_ROW,
         OF_SUBAGENTS,
         OF_NEWEST,
-        EVENTS
+        " union all select max(seq) from events where thread_id = $1) newest"
     );
-    const POSTGRES: &str = concatcp!(SUMMARY, IN_ROW, OF_NEWEST, EVENTS);
+    // `greatest` leaves out what is not there.
+    const POSTGRES: &str = concatcp!(
+        "select greatest(",
+        IN_ROW,
+        OF_NEWEST,
+        ", (select max(seq) from events where thread_id = $1), 0) as max_seq, ",
+        HAS_DECISIONS
+    );
     let sql = tx.either(SQLITE, POSTGRES);
     tx.statement(sql).bind(thread.0).fetch_later().await
 }

@@ -674,30 +674,31 @@ pub async fn count_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<InFl
 }
 
 /// A count of runs that is made later in its transaction.
-pub struct LaterInFlight(LaterRows<(String, i64)>);
+pub struct LaterInFlight(LaterRows<(i64, i64)>);
 
 /// Returns the count of [`count_in_flight`], to be made later in the transaction, which must store or change no run of the
 /// thread meanwhile. On SQLite it is made together with other statements.
 pub async fn count_in_flight_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterInFlight> {
-    const SQL: &str = "select status, count(*) from runs \
-        where thread_id = $1 and depth = 0 and status = 'pending' group by status \
-        union all select status, count(*) from runs \
-        where thread_id = $1 and depth = 0 and status = 'running' group by status";
-    let counted = tx.statement(SQL).bind(thread.0).fetch_later().await?;
+    // On SQLite each status has an index of its own. On Postgres both are in one by thread, and of a single status it may read all
+    // runs in the index of another order, to find those of the thread.
+    const SQLITE: &str = "select \
+        (select count(*) from runs where thread_id = $1 and depth = 0 and status = 'pending'), \
+        (select count(*) from runs where thread_id = $1 and depth = 0 and status = 'running')";
+    const POSTGRES: &str = "select count(*) filter (where status = 'pending'), count(*) filter (where status = 'running') \
+        from runs where thread_id = $1 and depth = 0 and status in ('pending', 'running')";
+    let sql = tx.either(SQLITE, POSTGRES);
+    let counted = tx.statement(sql).bind(thread.0).fetch_later().await?;
     Ok(LaterInFlight(counted))
 }
 
 impl LaterInFlight {
     /// Counts the runs, and returns their numbers.
     pub async fn count(self, tx: &mut Tx<'_>) -> DbResult<InFlight> {
-        let rows = self.0.fetch_all(tx).await?;
-        let count = |status: RunStatus| {
-            let found = rows.iter().find(|(word, _)| word == status.word());
-            found.and_then(|(_, count)| u64::try_from(*count).ok()).unwrap_or(0)
-        };
+        let (waiting, at_work) = self.0.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let number = |count: i64| u64::try_from(count).unwrap_or(0);
         Ok(InFlight {
-            waiting: count(RunStatus::Pending),
-            at_work: count(RunStatus::Running),
+            waiting: number(waiting),
+            at_work: number(at_work),
         })
     }
 }

@@ -382,10 +382,14 @@ pub async fn leave_without_messages(
     now: Timestamp,
 ) -> DbResult<()> {
     // No other run can be at work beside the one that ends, and where no message is held, no pending run waits for answers.
-    const HAS_PENDING: &str = "exists (select 1 from runs waiting \
-        where waiting.thread_id = $1 and waiting.depth = 0 and waiting.status = 'pending' and waiting.run_id <> $2)";
-    const SQL: &str = concatcp!(LEAVE, HAS_PENDING, LEFT, " and not (", MAY_HOLD_MESSAGES, ")");
-    let update = leave_statement(tx, SQL, id, left, now).await?;
+    const OTHER: &str = "exists (select 1 from runs other \
+        where other.thread_id = $1 and other.depth = 0 and other.run_id <> $2 and other.status ";
+    const END: &str = concatcp!(LEFT, " and not (", MAY_HOLD_MESSAGES, ")");
+    const SQLITE: &str = concatcp!(LEAVE, OTHER, "= 'pending')", END);
+    // By the condition of the index of runs by thread. Postgres could look for pending runs among those of all threads.
+    const POSTGRES: &str = concatcp!(LEAVE, OTHER, "in ('pending', 'running'))", END);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let update = leave_statement(tx, sql, id, left, now).await?;
     update.change_later().await
 }
 
