@@ -9,17 +9,17 @@ use std::sync::Arc;
 use sqlx::PgPool;
 
 use super::batch::PlainStatements;
-use crate::db::error::DbResult;
-use crate::db::hosts::PostgresHosts;
-use crate::db::reachability::Reachability;
-use crate::db::{DbAddress, DbLimits};
+use super::error::DbResult;
+use super::hosts::PostgresHosts;
+use super::reachability::Reachability;
+use super::settings::{DbAddress, DbLimits};
 
-mod idle;
+mod connections;
 mod prepared;
 mod session;
 mod values;
 
-pub(in crate::db) use idle::{IdleConnections, WriteConnection};
+pub(in crate::db) use connections::{Connections, PooledConnection};
 pub(in crate::db) use session::{Batching, PostgresConn};
 pub(in crate::db) use values::PostgresValues;
 
@@ -28,16 +28,12 @@ const BEGIN_WRITE: &str = "begin";
 /// The statement that begins a read of one consistent snapshot.
 const BEGIN_READ: &str = "begin isolation level repeatable read read only";
 
-/// The pool of a Postgres, with what a transaction on one of its connections begins with.
+/// The connections to a Postgres, with what a transaction on one of them begins with.
 #[derive(Clone)]
 pub(in crate::db) struct PostgresPool {
-    pub(in crate::db) connections: PgPool,
-    /// The connections that writes have used before.
-    pub(in crate::db) idle: IdleConnections,
+    pub(in crate::db) connections: Connections,
     /// One connection, which renews the lease of this process while others wait for `connections`.
-    lease: PgPool,
-    /// The connection of the lease between two renewals.
-    idle_of_lease: IdleConnections,
+    lease: Connections,
     /// The hosts of the connections. The pool knows one at a time.
     pub(in crate::db) hosts: Arc<PostgresHosts>,
     /// The listener, which looks for the host that takes writes.
@@ -51,7 +47,7 @@ pub(in crate::db) struct PostgresPool {
 }
 
 impl PostgresPool {
-    /// Takes a pool. Transactions on it make these settings, if there are any.
+    /// Takes pools that nobody else uses. Transactions make these settings, if there are any.
     pub(super) fn new(
         connections: PgPool,
         lease: PgPool,
@@ -67,10 +63,8 @@ impl PostgresPool {
             begin
         };
         Self {
-            connections,
-            idle: IdleConnections::default(),
-            lease,
-            idle_of_lease: IdleConnections::default(),
+            connections: Connections::new(connections),
+            lease: Connections::new(lease),
             hosts,
             reach,
             begin_write: begin(BEGIN_WRITE),
@@ -82,8 +76,8 @@ impl PostgresPool {
     /// Has new connections lead to the latest host.
     pub(in crate::db) fn follow_host(&self) {
         if self.hosts.are_several() {
-            for pool in [&self.connections, &self.lease] {
-                pool.set_connect_options(self.hosts.latest_options());
+            for connections in [&self.connections, &self.lease] {
+                connections.set_options(self.hosts.latest_options());
             }
         }
     }
@@ -92,16 +86,12 @@ impl PostgresPool {
     pub(in crate::db) fn of_lease(&self) -> Self {
         Self {
             connections: self.lease.clone(),
-            idle: self.idle_of_lease.clone(),
             ..self.clone()
         }
     }
 
     /// Closes all connections.
     pub(in crate::db) async fn close(&self) {
-        for idle in [&self.idle, &self.idle_of_lease] {
-            idle.close();
-        }
         self.lease.close().await;
         self.connections.close().await;
     }

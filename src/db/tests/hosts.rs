@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{on_server, postgres};
 use crate::db::engine::Conn;
-use crate::db::hosts::PostgresHosts;
+use crate::db::engine::PostgresHosts;
 use crate::db::{Db, DbError, DbLimits, DbResult};
 use crate::domain::postgres_url::TargetSessionAttrs;
 

@@ -1,0 +1,213 @@
+//! Reads on Postgres: their messages and their connections.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures::future::join_all;
+use sqlx::{Connection, PgConnection, query, query_scalar, raw_sql};
+use tokio_util::task::TaskTracker;
+
+use super::{on_server, postgres, read, stored_thread, thread_at, write};
+use crate::db::{Db, DbAddress, DbLimits, DbResult, RowAccess, Tx, checkpoints, threads};
+use crate::domain::checkpoint::Lane;
+
+/// Plays a test on Postgres, where there is one, on a database with so many connections, and with a connection of its own.
+async fn with_connections(connections: u32, test: impl AsyncFnOnce(Db, PgConnection)) {
+    with_address(connections, |url| url.into(), test).await;
+}
+
+/// Plays a test like [`with_connections`] at the address for a URL.
+async fn with_address(
+    connections: u32,
+    address: impl FnOnce(&str) -> DbAddress,
+    test: impl AsyncFnOnce(Db, PgConnection),
+) {
+    let Some(database) = postgres::fresh_database().await else {
+        return;
+    };
+    let limits = DbLimits {
+        statement: Duration::from_secs(120),
+        connections,
+        ..DbLimits::default()
+    };
+    on_server(async {
+        let tasks = TaskTracker::new();
+        let spawn = move |_, task| drop(tasks.spawn(task));
+        let db = Db::open_with_keys(&address(&database.url), limits, None, &spawn);
+        let db = db.await.expect("a database");
+        let conn = PgConnection::connect(&database.url).await.expect("a connection");
+        test(db.clone(), conn).await;
+        db.close().await;
+    })
+    .await;
+    database.discard().await;
+}
+
+/// Returns the message with this statement, and the process of its session.
+async fn own_message(tx: &mut Tx<'_>) -> DbResult<(String, i32)> {
+    const SQL: &str = "select query, pid from pg_stat_activity where pid = pg_backend_pid() and $1 = 0";
+    tx.statement(SQL).bind(0_i64).fetch_one().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_on_postgres_begins_with_its_first_statement_in_one_message() {
+    with_connections(1, async |db, _conn| {
+        read!(db, |tx| own_message(tx));
+        for _ in 0..2 {
+            let (text, _) = read!(db, |tx| own_message(tx));
+            assert_eq!(
+                text,
+                "begin isolation level repeatable read read only; set local adjutant.tenant = e'*'; \
+                 execute adjutant_1(e'0')"
+            );
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_a_read_on_postgres_needs_later_are_read_in_one_message() {
+    with_connections(1, async |db, _conn| {
+        let thread = stored_thread(&db).await;
+        let read = async || {
+            read!(db, |tx| async {
+                let found = threads::find_later(tx, thread).await?;
+                let newest = checkpoints::newest_summary_later(tx, thread, Lane::Main).await?;
+                let (text, _) = own_message(tx).await?;
+                assert!(found.find(tx).await?.is_some());
+                assert!(newest.read(tx).await?.is_none());
+                DbResult::Ok(text)
+            })
+        };
+        // The first time, the statements are prepared.
+        read().await;
+        let text = read().await;
+        assert!(text.starts_with("begin isolation level repeatable read"), "{text}");
+        assert_eq!(text.matches("execute adjutant_").count(), 3, "{text}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_behind_a_pooler_makes_its_settings_in_the_same_message() {
+    let address = |url: &str| DbAddress {
+        url: url.to_owned(),
+        direct_url: Some(url.to_owned()),
+        prepared_statements: false,
+    };
+    with_address(1, address, async |db, _conn| {
+        for _ in 0..2 {
+            let (text, _) = read!(db, |tx| own_message(tx));
+            let begin =
+                "begin isolation level repeatable read read only; set local idle_in_transaction_session_timeout";
+            assert!(text.starts_with(begin), "{text}");
+            assert!(
+                text.contains("; set local adjutant.tenant = e'*'; select query"),
+                "{text}"
+            );
+            assert!(text.ends_with("and cast(e'0' as INT8) = 0"), "{text}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_on_postgres_sees_one_snapshot() {
+    with_connections(2, async |db, _conn| {
+        let thread = thread_at(1);
+        let id = thread.id;
+        let writing = db.clone();
+        let seen = read!(db, |tx| async {
+            let before = threads::find(tx, id).await?;
+            assert!(write!(writing, |tx| threads::insert(tx, &thread)));
+            let after = threads::find(tx, id).await?;
+            DbResult::Ok([before.is_some(), after.is_some()])
+        });
+        assert_eq!(seen, [false, false]);
+        assert!(read!(db, |tx| threads::find(tx, id)).is_some());
+    })
+    .await;
+}
+
+/// Waits until a transaction waits for an advisory lock.
+async fn wait_for_blocked_transaction(conn: &mut PgConnection) {
+    const SQL: &str = "select count(*) from pg_locks where locktype = 'advisory' and not granted \
+        and database = (select oid from pg_database where datname = current_database())";
+    let looking = async {
+        loop {
+            let count: i64 = query_scalar(SQL).fetch_one(&mut *conn).await.expect("a number");
+            if count > 0 {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), looking)
+        .await
+        .expect("no transaction waits");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_on_postgres_that_is_cancelled_leaves_its_connection_usable() {
+    with_connections(1, async |db, mut conn| {
+        let (_, session) = read!(db, |tx| own_message(tx));
+        let locked = raw_sql("select pg_advisory_lock(7)").execute(&mut conn).await;
+        locked.expect("the lock");
+        let reading = db.clone();
+        let read = tokio::spawn(RowAccess::Server.scope(async move {
+            let read = reading.read(|tx| {
+                Box::pin(async move {
+                    let statement = tx.statement("select 1 from pg_advisory_xact_lock($1)");
+                    statement.bind(7_i64).fetch_one::<(i32,)>().await
+                })
+            });
+            read.await.map(drop)
+        }));
+        wait_for_blocked_transaction(&mut conn).await;
+        read.abort();
+        assert!(read.await.is_err_and(|error| error.is_cancelled()));
+        let unlocked = raw_sql("select pg_advisory_unlock(7)").execute(&mut conn).await;
+        unlocked.expect("the lock is released");
+        // In the transaction of the read it would be refused.
+        assert!(write!(db, |tx| threads::insert(tx, &thread_at(1))));
+        let (_, next) = read!(db, |tx| own_message(tx));
+        assert_eq!(next, session);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_on_postgres_whose_session_has_ended_fails_and_the_next_one_has_another() {
+    with_connections(1, async |db, mut conn| {
+        let (_, session) = read!(db, |tx| own_message(tx));
+        // Behind a write, nothing is sent on the connection any more.
+        assert!(write!(db, |tx| threads::insert(tx, &thread_at(1))));
+        // Postgres answers when the session has ended.
+        let ended = query("select pg_terminate_backend($1, 60000)").bind(session);
+        ended.execute(&mut conn).await.expect("the session ends");
+        let failed = db.read(|tx| Box::pin(own_message(tx))).await;
+        assert!(failed.is_err_and(|error| error.is_out_of_reach()));
+        let (_, next) = read!(db, |tx| own_message(tx));
+        assert_ne!(next, session);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_and_writes_on_postgres_share_their_connections() {
+    with_connections(2, async |db, _conn| {
+        let work = |n: i64| {
+            let db = db.clone();
+            async move {
+                if n % 3 == 0 {
+                    assert!(write!(db, |tx| threads::insert(tx, &thread_at(n))));
+                    return None;
+                }
+                let (_, session) = read!(db, |tx| own_message(tx));
+                Some(session)
+            }
+        };
+        let sessions: HashSet<i32> = join_all((0..60).map(work)).await.into_iter().flatten().collect();
+        assert!((1..=2).contains(&sessions.len()), "{sessions:?}");
+    })
+    .await;
+}
