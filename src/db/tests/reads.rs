@@ -33,8 +33,9 @@ async fn with_address(
     on_server(async {
         let tasks = TaskTracker::new();
         let spawn = move |_, task| drop(tasks.spawn(task));
-        let db = Db::open_with_keys(&address(&database.url), limits, None, &spawn);
-        let db = db.await.expect("a database");
+        let address = address(&database.url);
+        let db = Db::open_with_keys(&address, limits, None, &spawn).await;
+        let db = db.expect("a database");
         let conn = PgConnection::connect(&database.url).await.expect("a connection");
         test(db.clone(), conn).await;
         db.close().await;
