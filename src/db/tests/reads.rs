@@ -13,15 +13,11 @@ use crate::domain::checkpoint::Lane;
 
 /// Plays a test on Postgres, where there is one, on a database with so many connections, and with a connection of its own.
 async fn with_connections(connections: u32, test: impl AsyncFnOnce(Db, PgConnection)) {
-    with_address(connections, |url| url.into(), test).await;
+    with_sessions(connections, true, test).await;
 }
 
-/// Plays a test like [`with_connections`] at the address for a URL.
-async fn with_address(
-    connections: u32,
-    address: impl FnOnce(&str) -> DbAddress,
-    test: impl AsyncFnOnce(Db, PgConnection),
-) {
+/// Plays a test like [`with_connections`]. Unless the sessions are kept, the database is used as behind a pooler.
+async fn with_sessions(connections: u32, are_kept: bool, test: impl AsyncFnOnce(Db, PgConnection)) {
     let Some(database) = postgres::fresh_database().await else {
         return;
     };
@@ -33,7 +29,11 @@ async fn with_address(
     on_server(async {
         let tasks = TaskTracker::new();
         let spawn = move |_, task| drop(tasks.spawn(task));
-        let address = address(&database.url);
+        let address = DbAddress {
+            url: database.url.clone(),
+            direct_url: (!are_kept).then(|| database.url.clone()),
+            prepared_statements: are_kept,
+        };
         let db = Db::open_with_keys(&address, limits, None, &spawn).await;
         let db = db.expect("a database");
         let conn = PgConnection::connect(&database.url).await.expect("a connection");
@@ -91,12 +91,7 @@ async fn rows_that_a_read_on_postgres_needs_later_are_read_in_one_message() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_behind_a_pooler_makes_its_settings_in_the_same_message() {
-    let address = |url: &str| DbAddress {
-        url: url.to_owned(),
-        direct_url: Some(url.to_owned()),
-        prepared_statements: false,
-    };
-    with_address(1, address, async |db, _conn| {
+    with_sessions(1, false, async |db, _conn| {
         for _ in 0..2 {
             let (text, _) = read!(db, |tx| own_message(tx));
             let begin =
