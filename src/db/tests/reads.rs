@@ -8,6 +8,7 @@ use sqlx::{Connection, PgConnection, query, query_scalar, raw_sql};
 use tokio_util::task::TaskTracker;
 
 use super::{on_server, postgres, read, stored_thread, thread_at, write};
+use crate::db::engine::Readers;
 use crate::db::{Db, DbAddress, DbLimits, DbResult, RowAccess, Tx, checkpoints, threads};
 use crate::domain::checkpoint::Lane;
 
@@ -184,6 +185,23 @@ async fn a_read_on_postgres_whose_session_has_ended_fails_and_the_next_one_has_a
         assert!(failed.is_err_and(|error| error.is_out_of_reach()));
         let (_, next) = read!(db, |tx| own_message(tx));
         assert_ne!(next, session);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_to_postgres_that_is_not_kept_is_closed_with_what_is_prepared_on_it() {
+    with_connections(1, async |db, _conn| {
+        let (_, session) = read!(db, |tx| own_message(tx));
+        // Behind a write, the connection is idle.
+        assert!(write!(db, |tx| threads::insert(tx, &thread_at(1))));
+        let Readers::Postgres(pool) = &db.0.readers else {
+            panic!("the database is a Postgres");
+        };
+        assert!(pool.connections.take().is_some());
+        let (text, next) = read!(db, |tx| own_message(tx));
+        assert_ne!(next, session);
+        assert!(text.contains("; prepare adjutant_1 ("), "{text}");
     })
     .await;
 }
