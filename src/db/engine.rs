@@ -679,10 +679,12 @@ async fn acquire_at_one_of_several(pool: &PostgresPool) -> sqlx::Result<PooledCo
         acquired = &mut acquiring => return acquired,
         () = pool.reach.wait_for_look() => {}
     }
-    match pool.hosts.latest_index() == host {
-        true => acquiring.await,
-        false => take_or_make(pool).await,
+    if pool.hosts.latest_index() == host {
+        return acquiring.await;
     }
+    // It has the permission to use a connection, of which there may be no other.
+    drop(acquiring);
+    take_or_make(pool).await
 }
 
 /// Converts an error of the driver into an error of this module.
