@@ -13,11 +13,11 @@ use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, Sqlite, SqliteConnection, SqlitePool, Transaction, query, raw_sql};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedSemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::engine::{PlainStatements, PooledConnection, PostgresPool, SqliteConn, Tx, TxParts, acquire};
+use super::engine::{PlainStatements, PooledConnection, PostgresPool, SqliteConn, Tx, TxParts, acquire_to_read};
 use super::error::{DbError, DbResult};
 use super::operation::DbOperation;
 use super::queue::{OperationReceiver, QueuedOperation, next};
@@ -142,6 +142,8 @@ pub(super) struct PostgresReader<'p> {
     pool: &'p PostgresPool,
     /// None once it does not answer.
     conn: Option<PooledConnection>,
+    /// The turn of the read; none once it has ended.
+    turn: Option<OwnedSemaphorePermit>,
     /// True if a transaction may be open.
     may_have_begun: bool,
     /// The longest time for the end of the transaction, and the statement before it.
@@ -151,9 +153,11 @@ pub(super) struct PostgresReader<'p> {
 impl<'p> PostgresReader<'p> {
     /// Takes a connection. The end of the read may take up to `limit`.
     pub(super) async fn of(pool: &'p PostgresPool, limit: Duration) -> DbResult<Self> {
+        let (conn, turn) = acquire_to_read(pool).await?;
         Ok(Self {
             pool,
-            conn: Some(acquire(pool).await?),
+            conn: Some(conn),
+            turn: Some(turn),
             may_have_begun: false,
             limit,
         })
@@ -196,12 +200,14 @@ impl Drop for PostgresReader<'_> {
             return;
         };
         let limit = self.limit;
+        let turn = self.turn.take();
         // Not a tracked task: it ends by itself, and closing the pool waits for it.
         drop(runtime.spawn(async move {
             let ended = tokio::time::timeout(limit, raw_sql(END).execute(&mut *conn)).await;
             if matches!(ended, Ok(Ok(_))) {
                 connections.put(conn);
             }
+            drop(turn);
         }));
     }
 }

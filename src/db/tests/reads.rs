@@ -1,10 +1,12 @@
 //! Reads on Postgres: their messages and their connections.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
 use sqlx::{Connection, PgConnection, query, query_scalar, raw_sql};
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use super::{on_server, postgres, read, stored_thread, thread_at, write};
@@ -222,6 +224,29 @@ async fn reads_and_writes_on_postgres_share_their_connections() {
         };
         let sessions: HashSet<i32> = join_all((0..60).map(work)).await.into_iter().flatten().collect();
         assert!((1..=2).contains(&sessions.len()), "{sessions:?}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_reads_on_postgres_leave_a_connection_for_writes() {
+    with_connections(2, async |db, _conn| {
+        let gate = Arc::new(Semaphore::new(0));
+        let reads = (0..4).map(|_| {
+            let gate = Arc::clone(&gate);
+            db.read(move |_| {
+                Box::pin(async move {
+                    drop(gate.acquire().await);
+                    Ok(())
+                })
+            })
+        });
+        let writing = async {
+            assert!(write!(db, |tx| threads::insert(tx, &thread_at(1))));
+            gate.close();
+        };
+        let (read, ()) = tokio::join!(join_all(reads), writing);
+        assert!(read.iter().all(Result::is_ok), "{read:?}");
     })
     .await;
 }
