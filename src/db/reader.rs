@@ -144,6 +144,8 @@ pub(super) struct PostgresReader<'p> {
     conn: Option<PooledConnection>,
     /// The turn of the read; none once it has ended.
     turn: Option<OwnedSemaphorePermit>,
+    /// The turn of the search, if it is one.
+    search: Option<OwnedSemaphorePermit>,
     /// True if a transaction may be open.
     may_have_begun: bool,
     /// The longest time for the end of the transaction, and the statement before it.
@@ -151,13 +153,19 @@ pub(super) struct PostgresReader<'p> {
 }
 
 impl<'p> PostgresReader<'p> {
-    /// Takes a connection. The end of the read may take up to `limit`.
-    pub(super) async fn of(pool: &'p PostgresPool, limit: Duration) -> DbResult<Self> {
+    /// Takes a connection. The end of the read may take up to `limit`. The turn of a search ends when the connection is free: the
+    /// statement of a caller that is gone may run for long.
+    pub(super) async fn of(
+        pool: &'p PostgresPool,
+        limit: Duration,
+        search: Option<OwnedSemaphorePermit>,
+    ) -> DbResult<Self> {
         let (conn, turn) = acquire_to_read(pool).await?;
         Ok(Self {
             pool,
             conn: Some(conn),
             turn: Some(turn),
+            search,
             may_have_begun: false,
             limit,
         })
@@ -201,6 +209,7 @@ impl Drop for PostgresReader<'_> {
         };
         let limit = self.limit;
         let turn = self.turn.take();
+        let search = self.search.take();
         // Not a tracked task: it ends by itself, and closing the pool waits for it.
         drop(runtime.spawn(async move {
             let ended = tokio::time::timeout(limit, raw_sql(END).execute(&mut *conn)).await;
@@ -208,6 +217,7 @@ impl Drop for PostgresReader<'_> {
                 connections.put(conn);
             }
             drop(turn);
+            drop(search);
         }));
     }
 }

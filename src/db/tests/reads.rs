@@ -128,6 +128,12 @@ async fn a_read_on_postgres_sees_one_snapshot() {
     .await;
 }
 
+/// Takes an advisory lock until the end of the transaction.
+async fn lock_in_transaction(tx: &mut Tx<'_>) -> DbResult<(i32,)> {
+    let statement = tx.statement("select 1 from pg_advisory_xact_lock($1)");
+    statement.bind(7_i64).fetch_one().await
+}
+
 /// Waits until a transaction waits for an advisory lock.
 async fn wait_for_blocked_transaction(conn: &mut PgConnection) {
     const SQL: &str = "select count(*) from pg_locks where locktype = 'advisory' and not granted \
@@ -152,15 +158,9 @@ async fn a_read_on_postgres_that_is_cancelled_leaves_its_connection_usable() {
         let locked = raw_sql("select pg_advisory_lock(7)").execute(&mut conn).await;
         locked.expect("the lock");
         let reading = db.clone();
-        let read = tokio::spawn(RowAccess::Server.scope(async move {
-            let read = reading.read(|tx| {
-                Box::pin(async move {
-                    let statement = tx.statement("select 1 from pg_advisory_xact_lock($1)");
-                    statement.bind(7_i64).fetch_one::<(i32,)>().await
-                })
-            });
-            read.await.map(drop)
-        }));
+        let read = tokio::spawn(
+            RowAccess::Server.scope(async move { reading.read(|tx| Box::pin(lock_in_transaction(tx))).await }),
+        );
         wait_for_blocked_transaction(&mut conn).await;
         read.abort();
         assert!(read.await.is_err_and(|error| error.is_cancelled()));
@@ -247,6 +247,27 @@ async fn slow_reads_on_postgres_leave_a_connection_for_writes() {
         };
         let (read, ()) = tokio::join!(join_all(reads), writing);
         assert!(read.iter().all(Result::is_ok), "{read:?}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_search_on_postgres_that_is_cancelled_has_its_turn_until_its_statement_ends() {
+    with_connections(4, async |db, mut conn| {
+        let locked = raw_sql("select pg_advisory_lock(7)").execute(&mut conn).await;
+        locked.expect("the lock");
+        let searching = db.clone();
+        let search = tokio::spawn(
+            RowAccess::Server.scope(async move { searching.search(|tx| Box::pin(lock_in_transaction(tx))).await }),
+        );
+        wait_for_blocked_transaction(&mut conn).await;
+        search.abort();
+        assert!(search.await.is_err_and(|error| error.is_cancelled()));
+        assert_eq!(db.0.searches.available_permits(), 0);
+        let unlocked = raw_sql("select pg_advisory_unlock(7)").execute(&mut conn).await;
+        unlocked.expect("the lock is released");
+        let next = db.search(|tx| Box::pin(own_message(tx))).await;
+        next.expect("the next search has a turn");
     })
     .await;
 }
