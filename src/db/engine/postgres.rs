@@ -54,7 +54,7 @@ pub(in crate::db) struct PostgresPool {
 
 impl PostgresPool {
     /// Takes pools that nobody else uses. Transactions make these settings, if there are any.
-    pub(super) fn new(
+    pub(in crate::db) fn new(
         connections: PgPool,
         lease: PgPool,
         hosts: Arc<PostgresHosts>,
@@ -122,7 +122,7 @@ fn most_reads(connections: u32) -> usize {
 }
 
 /// The settings of the sessions of Postgres.
-pub(super) struct SessionSettings(Vec<(&'static str, String)>);
+pub(in crate::db) struct SessionSettings(Vec<(&'static str, String)>);
 
 impl SessionSettings {
     /// Returns the settings for these limits.
