@@ -132,7 +132,7 @@ pub struct LaterVisibility {
     rows: LaterRows<(String,)>,
 }
 
-/// Returns the [`visibility`] of a thread, to be read later in the transaction, which must not change it meanwhile. On SQLite it
+/// Returns the [`visibility`] of a thread, to be read later in the transaction, which must not change it meanwhile. It
 /// is read together with other rows.
 pub async fn visibility_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterVisibility> {
     const SQL: &str = "select ancestry from background_tasks where task_id = $1";

@@ -491,7 +491,7 @@ async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<L
 pub struct LaterWork(LaterRows<HeadRow>);
 
 /// Returns the work in progress at the newest checkpoint of the main agent of a thread, to be looked for later in the transaction,
-/// which must store nothing in the log meanwhile. On SQLite it is read together with other rows.
+/// which must store nothing in the log meanwhile. It is read together with other rows.
 pub async fn work_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterWork> {
     head_later(tx, thread, Lane::Main).await.map(LaterWork)
 }
@@ -659,8 +659,8 @@ pub struct LogEnd {
     pub newest: DbResult<Option<Head>>,
 }
 
-/// Returns the end of the log of a thread, to be read later in the transaction, which must store nothing in the log meanwhile. On
-/// SQLite it is read together with other rows.
+/// Returns the end of the log of a thread, to be read later in the transaction, which must store nothing in the log meanwhile. It
+/// is read together with other rows.
 pub async fn log_end_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterLogEnd> {
     Ok(LaterLogEnd {
         thread,

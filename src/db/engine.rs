@@ -30,6 +30,7 @@ use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, Sqlite, SqlitePool,
     raw_sql,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::states::StateCache;
 use crate::domain::id::WorkerId;
@@ -672,14 +673,24 @@ pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PooledConnection> {
         true => acquire_at_one_of_several(pool).await,
         false => take_or_make(pool).await,
     };
-    acquired.map_err(|error| {
-        // It hides why no connection could be made; the listener finds that out.
-        if matches!(error, sqlx::Error::PoolTimedOut) {
-            let text = "no connection was free, or could be made in time";
-            return sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::ResourceBusy, text)).into();
-        }
-        error.into()
-    })
+    acquired.map_err(not_acquired)
+}
+
+/// Takes a connection like [`acquire`], for a read. The read has its turn until the connection is free.
+pub(super) async fn acquire_to_read(pool: &PostgresPool) -> DbResult<(PooledConnection, OwnedSemaphorePermit)> {
+    let turn = tokio::time::timeout(PATIENCE, pool.read_turn()).await;
+    let turn = turn.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(not_acquired)?;
+    Ok((acquire(pool).await?, turn))
+}
+
+/// Returns the error about a connection that was not acquired.
+fn not_acquired(error: sqlx::Error) -> DbError {
+    // It hides why no connection could be made; the listener finds that out.
+    if matches!(error, sqlx::Error::PoolTimedOut) {
+        let text = "no connection was free, or could be made in time";
+        return sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::ResourceBusy, text)).into();
+    }
+    error.into()
 }
 
 /// Takes the connection that was used last, or makes one if that does not answer, or none is idle.
@@ -737,10 +748,12 @@ async fn acquire_at_one_of_several(pool: &PostgresPool) -> sqlx::Result<PooledCo
         acquired = &mut acquiring => return acquired,
         () = pool.reach.wait_for_look() => {}
     }
-    match pool.hosts.latest_index() == host {
-        true => acquiring.await,
-        false => take_or_make(pool).await,
+    if pool.hosts.latest_index() == host {
+        return acquiring.await;
     }
+    // It has the permission to use a connection, of which there may be no other.
+    drop(acquiring);
+    take_or_make(pool).await
 }
 
 /// Converts an error of the driver into an error of this module.

@@ -522,7 +522,7 @@ pub(in crate::db) const FEW_ANSWERED: usize = 32;
 pub struct LaterResumed(LaterRows<(Uuid, Uuid)>);
 
 /// Returns the runs of [`resumed`], unless many interrupts of the thread were answered, to be read later in the transaction, which
-/// must answer no interrupt meanwhile. On SQLite they are read together with other rows.
+/// must answer no interrupt meanwhile. They are read together with other rows.
 pub async fn few_resumed_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterResumed> {
     // The inner order is that of the primary key, so that no more than these rows are read.
     const SQL: &str = concatcp!(
@@ -556,7 +556,7 @@ pub struct Recipient {
 pub struct LaterRecipient(LaterRows<(Uuid, Option<Uuid>)>);
 
 /// Returns the recipient of the answer to an interrupt of a thread, to be read later in the transaction, which must answer no
-/// interrupt meanwhile. The question is not read, which may be large. On SQLite it is read together with other rows.
+/// interrupt meanwhile. The question is not read, which may be large. It is read together with other rows.
 pub async fn recipient_later(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<LaterRecipient> {
     const SQL: &str = "select lane, resumed_by from interrupts where thread_id = $1 and interrupt_id = $2";
     let statement = tx.statement(SQL).bind(thread.0).bind(id.0.as_str());

@@ -88,7 +88,7 @@ pub mod workers;
 use std::sync::{Arc, OnceLock};
 
 use futures::future::BoxFuture;
-use tokio::sync::{Semaphore, broadcast, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -120,7 +120,7 @@ struct Inner {
     readers: Readers,
     queue: TransactionQueue,
     /// The turns of searches that share connections with reads.
-    searches: Semaphore,
+    searches: Arc<Semaphore>,
     parts: TxParts,
     notifications: broadcast::Sender<Notification>,
     live: broadcast::Sender<LiveNotice>,
@@ -197,7 +197,7 @@ impl Db {
             engine,
             readers,
             queue,
-            searches: Semaphore::new(usize::try_from(limits.searches()).unwrap_or(1)),
+            searches: Arc::new(Semaphore::new(usize::try_from(limits.searches()).unwrap_or(1))),
             parts,
             notifications,
             live,
@@ -278,12 +278,13 @@ impl Db {
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
         let (operation, outcome) = DbOperation::with_outcome(operation);
-        self.run_read(operation).await?;
+        self.run_read(operation, None).await?;
         outcome.into_result()
     }
 
-    /// Runs a read. The future is boxed, so that its code is compiled once and not in each module that reads.
-    fn run_read(&self, operation: DbOperation) -> BoxFuture<'_, DbResult<()>> {
+    /// Runs a read, or a search in its turn. The future is boxed, so that its code is compiled once and not in each module that
+    /// reads.
+    fn run_read(&self, operation: DbOperation, search: Option<OwnedSemaphorePermit>) -> BoxFuture<'_, DbResult<()>> {
         Box::pin(async move {
             let access = RowAccess::required()?;
             match &self.0.readers {
@@ -291,7 +292,7 @@ impl Db {
                 Readers::Sqlite { queue, .. } => self.in_time(queue.run(access, operation)).await,
                 Readers::Postgres(pool) => {
                     let limit = self.0.limits.transaction();
-                    let mut reader = self.in_time(Box::pin(PostgresReader::of(pool, limit))).await?;
+                    let mut reader = self.in_time(Box::pin(PostgresReader::of(pool, limit, search))).await?;
                     let read = reader.read(&self.0.parts, &access, operation);
                     let read = Box::pin(self.0.parts.sealing.scope(read));
                     let done = tokio::time::timeout(limit, read).await;
@@ -333,9 +334,9 @@ impl Db {
         Box::pin(async move {
             // Postgres cancels statements at the timeout by itself.
             let Readers::Sqlite { searches: pool, .. } = &self.0.readers else {
-                let turn = async { Ok(self.0.searches.acquire().await.ok()) };
-                let _turn = self.in_time(turn).await?;
-                return self.run_read(operation).await;
+                let turn = async { Ok(Arc::clone(&self.0.searches).acquire_owned().await.ok()) };
+                let turn = self.in_time(turn).await?;
+                return self.run_read(operation, turn).await;
             };
             let access = RowAccess::required()?;
             let search = async {

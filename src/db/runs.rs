@@ -452,7 +452,7 @@ pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
 pub struct LaterRun(LaterRows<RunRow>);
 
 /// Returns the run that made the newest checkpoint of the main agent of a thread, to be read later in the transaction, which must
-/// change neither meanwhile. On SQLite it is read together with other rows.
+/// change neither meanwhile. It is read together with other rows.
 pub async fn of_newest_step_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRun> {
     const SQL: &str = concatcp!(
         SELECT,
@@ -531,7 +531,7 @@ from_row! {
 }
 
 /// Returns the values of [`find_before`], to be read later in the transaction, which must store or change no run of the thread
-/// meanwhile. On SQLite they are read together with other rows.
+/// meanwhile. They are read together with other rows.
 pub async fn find_before_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRunBefore> {
     const BEGUN: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
         and status <> 'pending' order by created_at desc, run_id desc limit 1";

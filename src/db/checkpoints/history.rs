@@ -251,8 +251,8 @@ pub struct NewestCheckpoint {
     pub summary: CheckpointSummary,
 }
 
-/// Returns the newest checkpoint of a lane, to be read later in the transaction, which must store nothing in the lane meanwhile. On
-/// SQLite it is read together with other rows.
+/// Returns the newest checkpoint of a lane, to be read later in the transaction, which must store nothing in the lane meanwhile. It
+/// is read together with other rows.
 pub async fn newest_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterNewest> {
     const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and lane = $2 order by seq desc limit 1");
     let sql = with_parents!(tx, SQL);

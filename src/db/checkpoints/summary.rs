@@ -98,7 +98,7 @@ pub async fn newest_summary(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> Db
 pub struct LaterSummary(LaterRows<SummaryRow>);
 
 /// Returns the newest checkpoint of a lane without its writes, to be read later in the transaction, which must store nothing in the
-/// lane meanwhile. On SQLite it is read together with other rows.
+/// lane meanwhile. It is read together with other rows.
 pub async fn newest_summary_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterSummary> {
     const SQL: &str = concatcp!(
         SELECT_SUMMARY,

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use sqlx::PgPool;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::batch::PlainStatements;
 use super::error::DbResult;
@@ -28,12 +29,17 @@ const BEGIN_WRITE: &str = "begin";
 /// The statement that begins a read of one consistent snapshot.
 const BEGIN_READ: &str = "begin isolation level repeatable read read only";
 
+/// One of so many connections is left for writes by reads, which may be slow, and go on for a while when their callers are gone.
+const LEFT_FOR_WRITES: u32 = 4;
+
 /// The connections to a Postgres, with what a transaction on one of them begins with.
 #[derive(Clone)]
 pub(in crate::db) struct PostgresPool {
     pub(in crate::db) connections: Connections,
     /// One connection, which renews the lease of this process while others wait for `connections`.
     lease: Connections,
+    /// The turns of reads.
+    read_turns: Arc<Semaphore>,
     /// The hosts of the connections. The pool knows one at a time.
     pub(in crate::db) hosts: Arc<PostgresHosts>,
     /// The listener, which looks for the host that takes writes.
@@ -48,7 +54,7 @@ pub(in crate::db) struct PostgresPool {
 
 impl PostgresPool {
     /// Takes pools that nobody else uses. Transactions make these settings, if there are any.
-    pub(super) fn new(
+    pub(in crate::db) fn new(
         connections: PgPool,
         lease: PgPool,
         hosts: Arc<PostgresHosts>,
@@ -62,9 +68,11 @@ impl PostgresPool {
             }
             begin
         };
+        let reads = most_reads(connections.options().get_max_connections());
         Self {
             connections: Connections::new(connections),
             lease: Connections::new(lease),
+            read_turns: Arc::new(Semaphore::new(reads)),
             hosts,
             reach,
             begin_write: begin(BEGIN_WRITE),
@@ -90,15 +98,31 @@ impl PostgresPool {
         }
     }
 
+    /// Waits for the turn of a read, which it has until its connection is free.
+    ///
+    /// # Errors
+    /// [`sqlx::Error::PoolClosed`] when the connections are closed.
+    pub(in crate::db) async fn read_turn(&self) -> sqlx::Result<OwnedSemaphorePermit> {
+        let turn = Arc::clone(&self.read_turns).acquire_owned().await;
+        turn.map_err(|_| sqlx::Error::PoolClosed)
+    }
+
     /// Closes all connections.
     pub(in crate::db) async fn close(&self) {
+        self.read_turns.close();
         self.lease.close().await;
         self.connections.close().await;
     }
 }
 
+/// Returns the number of reads that may be at work at the same time.
+fn most_reads(connections: u32) -> usize {
+    let left = (connections / LEFT_FOR_WRITES).max(1);
+    usize::try_from(connections.saturating_sub(left)).unwrap_or(1).max(1)
+}
+
 /// The settings of the sessions of Postgres.
-pub(super) struct SessionSettings(Vec<(&'static str, String)>);
+pub(in crate::db) struct SessionSettings(Vec<(&'static str, String)>);
 
 impl SessionSettings {
     /// Returns the settings for these limits.
@@ -166,6 +190,11 @@ mod tests {
             "set idle_in_transaction_session_timeout = '3s'; set enable_seqscan = off; set random_page_cost = 1.1; \
              set jit = off; set statement_timeout = '10000ms'; set lock_timeout = '9001ms'"
         );
+    }
+
+    #[test]
+    fn reads_leave_connections_for_writes_where_there_are_several() {
+        assert_eq!([1, 2, 3, 16].map(most_reads), [1, 1, 2, 12]);
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, Sqlite, SqliteConnection, SqlitePool, Transaction, query, raw_sql};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedSemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +21,7 @@ use super::error::{DbError, DbResult};
 use super::operation::DbOperation;
 use super::queue::{OperationReceiver, QueuedOperation, next};
 use super::row_security::RowAccess;
-use super::{PlainStatements, PooledConnection, PostgresPool, SqliteConn, Tx, TxParts, acquire};
+use super::{PlainStatements, PooledConnection, PostgresPool, SqliteConn, Tx, TxParts, acquire_to_read};
 
 /// The number of readers of SQLite.
 const READERS: usize = 4;
@@ -142,6 +142,10 @@ pub(in crate::db) struct PostgresReader<'p> {
     pool: &'p PostgresPool,
     /// None once it does not answer.
     conn: Option<PooledConnection>,
+    /// The turn of the read; none once it has ended.
+    turn: Option<OwnedSemaphorePermit>,
+    /// The turn of the search, if it is one.
+    search: Option<OwnedSemaphorePermit>,
     /// True if a transaction may be open.
     may_have_begun: bool,
     /// The longest time for the end of the transaction, and the statement before it.
@@ -149,11 +153,19 @@ pub(in crate::db) struct PostgresReader<'p> {
 }
 
 impl<'p> PostgresReader<'p> {
-    /// Takes a connection. The end of the read may take up to `limit`.
-    pub(in crate::db) async fn of(pool: &'p PostgresPool, limit: Duration) -> DbResult<Self> {
+    /// Takes a connection. The end of the read may take up to `limit`. The turn of a search ends when the connection is free: the
+    /// statement of a caller that is gone may run for long.
+    pub(in crate::db) async fn of(
+        pool: &'p PostgresPool,
+        limit: Duration,
+        search: Option<OwnedSemaphorePermit>,
+    ) -> DbResult<Self> {
+        let (conn, turn) = acquire_to_read(pool).await?;
         Ok(Self {
             pool,
-            conn: Some(acquire(pool).await?),
+            conn: Some(conn),
+            turn: Some(turn),
+            search,
             may_have_begun: false,
             limit,
         })
@@ -201,12 +213,16 @@ impl Drop for PostgresReader<'_> {
             return;
         };
         let limit = self.limit;
+        let turn = self.turn.take();
+        let search = self.search.take();
         // Not a tracked task: it ends by itself, and closing the pool waits for it.
         drop(runtime.spawn(async move {
             let ended = tokio::time::timeout(limit, raw_sql(END).execute(&mut *conn)).await;
             if matches!(ended, Ok(Ok(_))) {
                 connections.put(conn);
             }
+            drop(turn);
+            drop(search);
         }));
     }
 }

@@ -441,7 +441,7 @@ pub async fn unreported(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId
 pub struct LaterUnreported(LaterRows<(Uuid,)>);
 
 /// Returns the cancelled runs of subagents on a thread whose callers may not have been notified, to be read later in the
-/// transaction, which must cancel none meanwhile. On SQLite they are read together with other rows.
+/// transaction, which must cancel none meanwhile. They are read together with other rows.
 pub async fn unreported_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterUnreported> {
     const SQL: &str = "select run_id from runs where thread_id = $1 \
         and depth > 0 and status = 'interrupted' and cancel is not null order by run_id";

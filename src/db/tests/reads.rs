@@ -1,27 +1,26 @@
 //! Reads on Postgres: their messages and their connections.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
 use sqlx::{Connection, PgConnection, query, query_scalar, raw_sql};
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use super::{on_server, postgres, read, stored_thread, thread_at, write};
+use crate::db::engine::Readers;
 use crate::db::{Db, DbAddress, DbLimits, DbResult, RowAccess, Tx, checkpoints, threads};
 use crate::domain::checkpoint::Lane;
 
 /// Plays a test on Postgres, where there is one, on a database with so many connections, and with a connection of its own.
 async fn with_connections(connections: u32, test: impl AsyncFnOnce(Db, PgConnection)) {
-    with_address(connections, |url| url.into(), test).await;
+    with_sessions(connections, true, test).await;
 }
 
-/// Plays a test like [`with_connections`] at the address for a URL.
-async fn with_address(
-    connections: u32,
-    address: impl FnOnce(&str) -> DbAddress,
-    test: impl AsyncFnOnce(Db, PgConnection),
-) {
+/// Plays a test like [`with_connections`]. Unless the sessions are kept, the database is used as behind a pooler.
+async fn with_sessions(connections: u32, are_kept: bool, test: impl AsyncFnOnce(Db, PgConnection)) {
     let Some(database) = postgres::fresh_database().await else {
         return;
     };
@@ -33,8 +32,13 @@ async fn with_address(
     on_server(async {
         let tasks = TaskTracker::new();
         let spawn = move |_, task| drop(tasks.spawn(task));
-        let db = Db::open_with_keys(&address(&database.url), limits, None, &spawn);
-        let db = db.await.expect("a database");
+        let address = DbAddress {
+            url: database.url.clone(),
+            direct_url: (!are_kept).then(|| database.url.clone()),
+            prepared_statements: are_kept,
+        };
+        let db = Db::open_with_keys(&address, limits, None, &spawn).await;
+        let db = db.expect("a database");
         let conn = PgConnection::connect(&database.url).await.expect("a connection");
         test(db.clone(), conn).await;
         db.close().await;
@@ -90,12 +94,7 @@ async fn rows_that_a_read_on_postgres_needs_later_are_read_in_one_message() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_behind_a_pooler_makes_its_settings_in_the_same_message() {
-    let address = |url: &str| DbAddress {
-        url: url.to_owned(),
-        direct_url: Some(url.to_owned()),
-        prepared_statements: false,
-    };
-    with_address(1, address, async |db, _conn| {
+    with_sessions(1, false, async |db, _conn| {
         for _ in 0..2 {
             let (text, _) = read!(db, |tx| own_message(tx));
             let begin =
@@ -129,6 +128,12 @@ async fn a_read_on_postgres_sees_one_snapshot() {
     .await;
 }
 
+/// Takes an advisory lock until the end of the transaction.
+async fn lock_in_transaction(tx: &mut Tx<'_>) -> DbResult<(i32,)> {
+    let statement = tx.statement("select 1 from pg_advisory_xact_lock($1)");
+    statement.bind(7_i64).fetch_one().await
+}
+
 /// Waits until a transaction waits for an advisory lock.
 async fn wait_for_blocked_transaction(conn: &mut PgConnection) {
     const SQL: &str = "select count(*) from pg_locks where locktype = 'advisory' and not granted \
@@ -153,15 +158,9 @@ async fn a_read_on_postgres_that_is_cancelled_leaves_its_connection_usable() {
         let locked = raw_sql("select pg_advisory_lock(7)").execute(&mut conn).await;
         locked.expect("the lock");
         let reading = db.clone();
-        let read = tokio::spawn(RowAccess::Server.scope(async move {
-            let read = reading.read(|tx| {
-                Box::pin(async move {
-                    let statement = tx.statement("select 1 from pg_advisory_xact_lock($1)");
-                    statement.bind(7_i64).fetch_one::<(i32,)>().await
-                })
-            });
-            read.await.map(drop)
-        }));
+        let read = tokio::spawn(
+            RowAccess::Server.scope(async move { reading.read(|tx| Box::pin(lock_in_transaction(tx))).await }),
+        );
         wait_for_blocked_transaction(&mut conn).await;
         read.abort();
         assert!(read.await.is_err_and(|error| error.is_cancelled()));
@@ -193,6 +192,23 @@ async fn a_read_on_postgres_whose_session_has_ended_fails_and_the_next_one_has_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_to_postgres_that_is_not_kept_is_closed_with_what_is_prepared_on_it() {
+    with_connections(1, async |db, _conn| {
+        let (_, session) = read!(db, |tx| own_message(tx));
+        // Behind a write, the connection is idle.
+        assert!(write!(db, |tx| threads::insert(tx, &thread_at(1))));
+        let Readers::Postgres(pool) = &db.0.readers else {
+            panic!("the database is a Postgres");
+        };
+        assert!(pool.connections.take().is_some());
+        let (text, next) = read!(db, |tx| own_message(tx));
+        assert_ne!(next, session);
+        assert!(text.contains("; prepare adjutant_1 ("), "{text}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_and_writes_on_postgres_share_their_connections() {
     with_connections(2, async |db, _conn| {
         let work = |n: i64| {
@@ -208,6 +224,50 @@ async fn reads_and_writes_on_postgres_share_their_connections() {
         };
         let sessions: HashSet<i32> = join_all((0..60).map(work)).await.into_iter().flatten().collect();
         assert!((1..=2).contains(&sessions.len()), "{sessions:?}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_reads_on_postgres_leave_a_connection_for_writes() {
+    with_connections(2, async |db, _conn| {
+        let gate = Arc::new(Semaphore::new(0));
+        let reads = (0..4).map(|_| {
+            let gate = Arc::clone(&gate);
+            db.read(move |_| {
+                Box::pin(async move {
+                    drop(gate.acquire().await);
+                    Ok(())
+                })
+            })
+        });
+        let writing = async {
+            assert!(write!(db, |tx| threads::insert(tx, &thread_at(1))));
+            gate.close();
+        };
+        let (read, ()) = tokio::join!(join_all(reads), writing);
+        assert!(read.iter().all(Result::is_ok), "{read:?}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_search_on_postgres_that_is_cancelled_has_its_turn_until_its_statement_ends() {
+    with_connections(4, async |db, mut conn| {
+        let locked = raw_sql("select pg_advisory_lock(7)").execute(&mut conn).await;
+        locked.expect("the lock");
+        let searching = db.clone();
+        let search = tokio::spawn(
+            RowAccess::Server.scope(async move { searching.search(|tx| Box::pin(lock_in_transaction(tx))).await }),
+        );
+        wait_for_blocked_transaction(&mut conn).await;
+        search.abort();
+        assert!(search.await.is_err_and(|error| error.is_cancelled()));
+        assert_eq!(db.0.searches.available_permits(), 0);
+        let unlocked = raw_sql("select pg_advisory_unlock(7)").execute(&mut conn).await;
+        unlocked.expect("the lock is released");
+        let next = db.search(|tx| Box::pin(own_message(tx))).await;
+        next.expect("the next search has a turn");
     })
     .await;
 }
