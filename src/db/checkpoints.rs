@@ -14,10 +14,10 @@ mod summary;
 
 use std::collections::BTreeMap;
 
-use const_format::concatcp;
+use const_format::{concatcp, str_replace};
 use futures::future::BoxFuture;
 use serde::Deserialize;
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{ColumnIndex, Decode, FromRow, Row, Type, query, query_as, query_scalar};
 use uuid::Uuid;
 
 pub use history::{HistoryQuery, LaterNewest, NewestCheckpoint, Visit, find, newest_later, next_after, walk};
@@ -645,39 +645,71 @@ pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSumma
 }
 
 async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRows<LogSummary>> {
-    const HAS_DECISIONS: &str = "exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions";
-    const IN_ROW: &str = concatcp!("(select ", LAST_SEQ, " from checkpoints where thread_id = $1");
-    const OF_NEWEST: &str = " order by seq desc limit 1)";
-    const SQLITE: &str = concatcp!(
-        "select coalesce(max(seq), 0) as max_seq, ",
-        HAS_DECISIONS,
-        " from (select ",
-        IN_ROW,
-        OF_MAIN_AGENTS,
-        OF_NEWEST,
-        " as seq union all select ",
-        IN_ROW,
-        OF_SUBAGENTS,
-        OF_NEWEST,
-        " union all select max(seq) from events where thread_id = $1) newest"
-    );
-    // `greatest` leaves out what is not there.
-    const POSTGRES: &str = concatcp!(
-        "select greatest(",
-        IN_ROW,
-        OF_NEWEST,
-        ", (select max(seq) from events where thread_id = $1), 0) as max_seq, ",
-        HAS_DECISIONS
-    );
+    const SQLITE: &str = concatcp!("select ", SUMMARY_ON_SQLITE);
+    const POSTGRES: &str = concatcp!("select ", SUMMARY_ON_POSTGRES);
     let sql = tx.either(SQLITE, POSTGRES);
     tx.statement(sql).bind(thread.0).fetch_later().await
+}
+
+/// The columns of a [`LogSummary`] on SQLite.
+const SUMMARY_ON_SQLITE: &str = concatcp!(
+    "max(coalesce(",
+    LAST_STEP,
+    OF_MAIN_AGENTS,
+    NEWEST_FIRST,
+    "), 0), coalesce(",
+    LAST_STEP,
+    OF_SUBAGENTS,
+    NEWEST_FIRST,
+    "), 0), coalesce(",
+    LAST_EVENT,
+    ", 0)) as max_seq, ",
+    HAS_DECISIONS
+);
+/// The columns of a [`LogSummary`] on Postgres, whose `greatest` leaves out what is not there.
+const SUMMARY_ON_POSTGRES: &str = concatcp!(
+    "greatest(",
+    LAST_STEP,
+    NEWEST_FIRST,
+    "), ",
+    LAST_EVENT,
+    ", 0) as max_seq, ",
+    HAS_DECISIONS
+);
+const LAST_STEP: &str = concatcp!("(select ", LAST_SEQ, " from checkpoints where thread_id = $1");
+const LAST_EVENT: &str = "(select max(seq) from events where thread_id = $1)";
+const HAS_DECISIONS: &str = "exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions";
+/// The end of a query for one checkpoint, or for the newest one of a lane.
+const NEWEST_FIRST: &str = " order by seq desc limit 1";
+
+/// The newest checkpoint in a row that may have none.
+struct NewestHead(Option<HeadRow>);
+
+impl<'r, R> FromRow<'r, R> for NewestHead
+where
+    R: Row,
+    HeadRow: FromRow<'r, R>,
+    &'static str: ColumnIndex<R>,
+    Option<Uuid>: Decode<'r, R::Database> + Type<R::Database>,
+{
+    fn from_row(row: &'r R) -> sqlx::Result<Self> {
+        let id: Option<Uuid> = row.try_get("checkpoint_id")?;
+        let head = id.map(|_| HeadRow::from_row(row));
+        head.transpose().map(Self)
+    }
+}
+
+from_row! {
+    struct LogEndRow {
+        ..summary: LogSummary,
+        ..newest: NewestHead,
+    }
 }
 
 /// The end of a thread's log that is read later in its transaction.
 pub struct LaterLogEnd {
     thread: ThreadId,
-    summary: LaterRows<LogSummary>,
-    newest: LaterRows<HeadRow>,
+    rows: LaterRows<LogEndRow>,
 }
 
 /// The end of a thread's log.
@@ -691,30 +723,37 @@ pub struct LogEnd {
 /// Returns the end of the log of a thread, to be read later in the transaction, which must store nothing in the log meanwhile. On
 /// SQLite it is read together with other rows.
 pub async fn log_end_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterLogEnd> {
-    Ok(LaterLogEnd {
-        thread,
-        summary: log_summary_later(tx, thread).await?,
-        newest: head_later(tx, thread, Lane::Main).await?,
-    })
+    const SUMMARY: &str = "select log.max_seq, log.has_decisions, newest.* from (select ";
+    const HEAD: &str = concatcp!(
+        ") log left join (",
+        SELECT_HEAD,
+        " where thread_id = $1 and lane = $2",
+        NEWEST_FIRST,
+        ") newest on true"
+    );
+    const SQLITE: &str = concatcp!(SUMMARY, SUMMARY_ON_SQLITE, str_replace!(HEAD, "{parent}", PARENT));
+    const POSTGRES: &str = concatcp!(
+        SUMMARY,
+        SUMMARY_ON_POSTGRES,
+        str_replace!(HEAD, "{parent}", "parent_id")
+    );
+    let sql = tx.either(SQLITE, POSTGRES);
+    let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(Lane::Main));
+    let rows = statement.fetch_later().await?;
+    Ok(LaterLogEnd { thread, rows })
 }
 
 impl LaterLogEnd {
     /// Reads the end of the log. Of an empty log, no checkpoint is read.
     pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<LogEnd> {
-        let Self {
-            thread,
+        let Self { thread, rows } = self;
+        let row = rows.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let LogEndRow {
             summary,
-            newest,
-        } = self;
-        let summary = summary.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
-        if summary.max_seq == 0 {
-            return Ok(LogEnd {
-                summary,
-                newest: Ok(None),
-            });
-        }
-        let newest = match newest.fetch_optional(tx).await? {
-            Some(row) => row.read(tx, thread).await.map(Some),
+            newest: NewestHead(newest),
+        } = row;
+        let newest = match newest {
+            Some(head) => head.read(tx, thread).await.map(Some),
             None => Ok(None),
         };
         Ok(LogEnd { summary, newest })
