@@ -87,6 +87,8 @@ pub(in crate::runtime) struct UnstoredRun {
     pub(in crate::runtime) log_end: Option<LaterLogEnd>,
     /// Its thread, as it was before.
     thread: Thread,
+    /// False if the thread is stored with the run.
+    is_thread_stored: bool,
     known: Arc<RegisteredAgent>,
     /// The process that holds the run; none if it waits.
     worker: Option<WorkerId>,
@@ -111,6 +113,7 @@ impl UnstoredRun {
             admitted,
             log_end: _,
             thread,
+            is_thread_stored,
             known,
             worker,
             may_hold_messages,
@@ -118,6 +121,10 @@ impl UnstoredRun {
             now,
         } = self;
         let run = &admitted.run;
+        let entered = entered_thread(&thread, run, &known);
+        if !is_thread_stored {
+            db::threads::insert_later(tx, &entered).await?;
+        }
         db::runs::insert_begun(tx, run, worker, first_seq).await?;
         if may_hold_messages {
             interrupts::hold_messages(tx, thread.id).await?;
@@ -125,7 +132,9 @@ impl UnstoredRun {
         if !admitted.claimed {
             db::notifications::notify(tx, db::Notification::Queue).await?;
         }
-        enter_thread(tx, &thread, run, &known, now).await?;
+        if is_thread_stored {
+            enter_thread(tx, &thread, entered, now).await?;
+        }
         if keeps_thread {
             db::threads::patch(tx, thread.id, &Map::new(), Some(HELD), now).await?;
         }
@@ -151,6 +160,7 @@ pub(in crate::runtime) async fn decide(
     let TargetThread {
         thread,
         is_new,
+        is_stored,
         in_flight,
         log_end,
         resumption,
@@ -234,6 +244,7 @@ pub(in crate::runtime) async fn decide(
         admitted,
         log_end,
         thread,
+        is_thread_stored: is_stored,
         known: resolved.known,
         worker: context.worker.filter(|_| claimed),
         may_hold_messages,
@@ -406,13 +417,8 @@ fn refuse_jump(new_run: &NewRun) -> Result<(), Invalid> {
     Err(Invalid::new("command.goto", reason))
 }
 
-async fn enter_thread(
-    tx: &mut Tx<'_>,
-    thread: &Thread,
-    run: &Run,
-    known: &RegisteredAgent,
-    now: Timestamp,
-) -> DbResult<()> {
+/// Returns a thread as a run of this agent leaves it that begins there, or waits.
+fn entered_thread(thread: &Thread, run: &Run, known: &RegisteredAgent) -> Thread {
     let mut config = Map::new();
     for key in [CONFIGURABLE, "tags", "metadata", "recursion_limit"] {
         if let Some(value) = run.request.config.get(key) {
@@ -427,12 +433,21 @@ async fn enter_thread(
     ] {
         metadata.insert(key.to_owned(), value.into());
     }
+    Thread {
+        status: ThreadStatus::Busy,
+        config,
+        metadata,
+        ..thread.clone()
+    }
+}
+
+/// Stores what has changed of a thread that a run enters.
+async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, entered: Thread, now: Timestamp) -> DbResult<()> {
     let change = db::threads::ThreadChange {
-        status: Some(ThreadStatus::Busy),
-        config: Some(config),
-        metadata: (metadata != thread.metadata).then_some(metadata),
+        status: Some(entered.status),
+        config: Some(entered.config),
+        metadata: Some(entered.metadata).filter(|metadata| *metadata != thread.metadata),
         ..Default::default()
     };
-    db::threads::set(tx, thread.id, change, now).await?;
-    Ok(())
+    db::threads::set(tx, thread.id, change, now).await
 }
