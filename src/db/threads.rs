@@ -280,7 +280,7 @@ pub async fn patch(
 pub struct ThreadChange {
     /// The new status.
     pub status: Option<ThreadStatus>,
-    /// The new config: that of the run that starts.
+    /// The new config: that of the run that starts, if it differs.
     pub config: Option<Map<String, Value>>,
     /// The failure of the last run; `Some(None)` clears an earlier one.
     pub error: Option<Option<Failure>>,

@@ -417,7 +417,7 @@ fn refuse_jump(new_run: &NewRun) -> Result<(), Invalid> {
     Err(Invalid::new("command.goto", reason))
 }
 
-/// Returns a thread as a run of this agent leaves it that begins there, or waits.
+/// Returns a thread as it is once a run of this agent has entered it: it begins there, or waits.
 fn entered_thread(thread: &Thread, run: &Run, known: &RegisteredAgent) -> Thread {
     let mut config = Map::new();
     for key in [CONFIGURABLE, "tags", "metadata", "recursion_limit"] {
@@ -445,7 +445,7 @@ fn entered_thread(thread: &Thread, run: &Run, known: &RegisteredAgent) -> Thread
 async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, entered: Thread, now: Timestamp) -> DbResult<()> {
     let change = db::threads::ThreadChange {
         status: Some(entered.status),
-        config: Some(entered.config),
+        config: Some(entered.config).filter(|config| *config != thread.config),
         metadata: Some(entered.metadata).filter(|metadata| *metadata != thread.metadata),
         ..Default::default()
     };
