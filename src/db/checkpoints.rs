@@ -14,7 +14,7 @@ mod summary;
 
 use std::collections::BTreeMap;
 
-use const_format::{concatcp, str_replace};
+use const_format::concatcp;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use sqlx::{ColumnIndex, Decode, FromRow, Row, Type, query, query_as, query_scalar};
@@ -432,10 +432,6 @@ pub struct Head {
     pub step: i64,
     /// The agent's phase and pending tasks after it.
     pub position: Position,
-    /// The checkpoint before it.
-    pub parent: Option<CheckpointId>,
-    /// The time at which it was made.
-    pub created_at: Timestamp,
     /// The run of the main agent that made it; none for a client's update.
     pub run: Option<RunId>,
 }
@@ -448,8 +444,6 @@ from_row! {
         segment: i64,
         step: i64,
         position: String,
-        parent_id: Option<Uuid>,
-        created_at: i64,
         run_id: Option<Uuid>,
     }
 }
@@ -486,15 +480,12 @@ impl TryFrom<HeadRow> for Head {
                 id: &row.checkpoint_id,
             }
             .decode(&row.position)?,
-            parent: row.parent_id.map(CheckpointId),
-            created_at: Timestamp(row.created_at),
             run: row.run_id.map(RunId),
         })
     }
 }
 
-const SELECT_HEAD: &str = "select checkpoint_id, lane, seq, segment, step, position, {parent} as parent_id, created_at, \
-    run_id from checkpoints";
+const SELECT_HEAD: &str = "select checkpoint_id, lane, seq, segment, step, position, run_id from checkpoints";
 
 /// Returns the newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
@@ -508,8 +499,7 @@ async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<L
         SELECT_HEAD,
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
-    let sql = with_parents!(tx, SQL);
-    let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(lane));
+    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(lane));
     statement.fetch_later().await
 }
 
@@ -583,8 +573,7 @@ pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i
 /// Returns a checkpoint of a thread, of any lane.
 pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Head>> {
     const SQL: &str = concatcp!(SELECT_HEAD, " where checkpoint_id = $1 and thread_id = $2");
-    let sql = with_parents!(tx, SQL);
-    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(sql)
+    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(checkpoint.0)
         .bind(thread.0)
         .fetch_optional(conn)
@@ -731,12 +720,8 @@ pub async fn log_end_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterL
         NEWEST_FIRST,
         ") newest on true"
     );
-    const SQLITE: &str = concatcp!(SUMMARY, SUMMARY_ON_SQLITE, str_replace!(HEAD, "{parent}", PARENT));
-    const POSTGRES: &str = concatcp!(
-        SUMMARY,
-        SUMMARY_ON_POSTGRES,
-        str_replace!(HEAD, "{parent}", "parent_id")
-    );
+    const SQLITE: &str = concatcp!(SUMMARY, SUMMARY_ON_SQLITE, HEAD);
+    const POSTGRES: &str = concatcp!(SUMMARY, SUMMARY_ON_POSTGRES, HEAD);
     let sql = tx.either(SQLITE, POSTGRES);
     let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(Lane::Main));
     let rows = statement.fetch_later().await?;
