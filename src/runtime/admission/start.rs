@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::build_run::{account_of, build_run, is_continuation, settings, take_over, with_choices};
 use super::check::check;
 use super::permission::{check_assistant, check_displacing, check_tenant, check_thread};
-use super::target::{TargetLookup, TargetThread};
+use super::target::{StoredThread, TargetLookup, TargetThread};
 use super::{AdmissionContext, Admitted};
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::LaterLogEnd;
@@ -87,8 +87,7 @@ pub(in crate::runtime) struct UnstoredRun {
     pub(in crate::runtime) log_end: Option<LaterLogEnd>,
     /// Its thread, as it was before.
     thread: Thread,
-    /// False if the thread is stored with the run.
-    is_thread_stored: bool,
+    stored: StoredThread,
     known: Arc<RegisteredAgent>,
     /// The process that holds the run; none if it waits.
     worker: Option<WorkerId>,
@@ -113,7 +112,7 @@ impl UnstoredRun {
             admitted,
             log_end: _,
             thread,
-            is_thread_stored,
+            stored,
             known,
             worker,
             may_hold_messages,
@@ -122,7 +121,7 @@ impl UnstoredRun {
         } = self;
         let run = &admitted.run;
         let entered = entered_thread(&thread, run, &known);
-        if !is_thread_stored {
+        if stored == StoredThread::Nothing {
             db::threads::insert_later(tx, &entered).await?;
         }
         db::runs::insert_begun(tx, run, worker, first_seq).await?;
@@ -132,8 +131,10 @@ impl UnstoredRun {
         if !admitted.claimed {
             db::notifications::notify(tx, db::Notification::Queue).await?;
         }
-        if is_thread_stored {
-            enter_thread(tx, &thread, entered, now).await?;
+        match stored {
+            StoredThread::Nothing => {}
+            StoredThread::Known => enter_thread(tx, &thread, entered, Some(&thread.metadata), now).await?,
+            StoredThread::Unreadable => enter_thread(tx, &thread, entered, None, now).await?,
         }
         if keeps_thread {
             db::threads::patch(tx, thread.id, &Map::new(), Some(HELD), now).await?;
@@ -160,7 +161,7 @@ pub(in crate::runtime) async fn decide(
     let TargetThread {
         thread,
         is_new,
-        is_stored,
+        stored,
         in_flight,
         log_end,
         resumption,
@@ -244,7 +245,7 @@ pub(in crate::runtime) async fn decide(
         admitted,
         log_end,
         thread,
-        is_thread_stored: is_stored,
+        stored,
         known: resolved.known,
         worker: context.worker.filter(|_| claimed),
         may_hold_messages,
@@ -441,12 +442,20 @@ fn entered_thread(thread: &Thread, run: &Run, known: &RegisteredAgent) -> Thread
     }
 }
 
-/// Stores what has changed of a thread that a run enters.
-async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, entered: Thread, now: Timestamp) -> DbResult<()> {
+/// Stores what has changed of a thread that a run enters. `former` are its stored metadata, if they are known.
+async fn enter_thread(
+    tx: &mut Tx<'_>,
+    thread: &Thread,
+    entered: Thread,
+    former: Option<&Map<String, Value>>,
+    now: Timestamp,
+) -> DbResult<()> {
+    let has_new_metadata = entered.metadata != thread.metadata;
     let change = db::threads::ThreadChange {
         status: Some(entered.status),
         config: Some(entered.config).filter(|config| *config != thread.config),
-        metadata: Some(entered.metadata).filter(|metadata| *metadata != thread.metadata),
+        metadata: has_new_metadata.then_some(entered.metadata),
+        former_metadata: former.filter(|_| has_new_metadata).cloned(),
         ..Default::default()
     };
     db::threads::set(tx, thread.id, change, now).await

@@ -104,12 +104,15 @@ impl TargetLookup {
         let Self { id, may_make, rows } = self;
         let is_surely_new = rows.is_none();
         if let Some(rows) = rows
-            && let Some(thread) = rows.thread.lock(tx).await?
+            && let Some(locked) = rows.thread.lock_and_check(tx).await?
         {
             return Ok(TargetThread {
-                thread,
+                thread: locked.thread,
                 is_new: false,
-                is_stored: true,
+                stored: match locked.knows_metadata {
+                    true => StoredThread::Known,
+                    false => StoredThread::Unreadable,
+                },
                 in_flight: Some(rows.in_flight),
                 log_end: rows.log_end,
                 resumption: rows.resumption,
@@ -133,7 +136,10 @@ impl TargetLookup {
             return Ok(TargetThread {
                 thread,
                 is_new: true,
-                is_stored: !is_surely_new,
+                stored: match is_surely_new {
+                    true => StoredThread::Nothing,
+                    false => StoredThread::Known,
+                },
                 in_flight: None,
                 log_end: None,
                 resumption: LaterResumption::default(),
@@ -145,7 +151,8 @@ impl TargetLookup {
         Ok(TargetThread {
             thread,
             is_new: false,
-            is_stored: true,
+            // Its metadata were not checked.
+            stored: StoredThread::Unreadable,
             in_flight: Some(db::runs::count_in_flight_later(tx, id).await?),
             log_end: None,
             resumption: LaterResumption::default(),
@@ -153,13 +160,23 @@ impl TargetLookup {
     }
 }
 
+/// The state of the row of a thread before a run enters it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoredThread {
+    /// There is no row yet: it is stored together with the run.
+    Nothing,
+    /// The row has the metadata of the thread.
+    Known,
+    /// The row may have metadata that could not be read.
+    Unreadable,
+}
+
 /// The thread of a request, locked if it is stored.
 pub(super) struct TargetThread {
     pub(super) thread: Thread,
     /// True if it was created for the request.
     pub(super) is_new: bool,
-    /// False if it is still to be stored, together with its first run.
-    pub(super) is_stored: bool,
+    pub(super) stored: StoredThread,
     /// The number of runs on it; none if it was created.
     pub(super) in_flight: Option<LaterInFlight>,
     /// The end of its log, if it is to be read already.
