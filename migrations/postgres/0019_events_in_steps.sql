@@ -12,6 +12,10 @@ begin
             check (status <> 'running' or substr(worker::text, 29) collate "C" between '00000003' and '000000ff');
         alter table jobs drop constraint if exists reads_questions_once, add constraint reads_events_in_steps
             check (substr(worker::text, 29) collate "C" between '00000003' and '000000ff');
+        -- Runs of main agents are found by their own ids. Each of them would be put into this index when it begins and again when it
+        -- ends. In a database that exists the index stays: to make another one would hold up the servers.
+        drop index runs_by_root;
+        create index runs_by_root on runs (root_id, created_at, run_id) where depth > 0;
     end if;
 end
 $$;

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use const_format::concatcp;
 use futures::future::BoxFuture;
 use serde::Deserialize;
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{ColumnIndex, Decode, FromRow, Row, Type, query, query_as, query_scalar};
 use uuid::Uuid;
 
 pub use history::{HistoryQuery, LaterNewest, NewestCheckpoint, Visit, find, newest_later, next_after, walk};
@@ -406,10 +406,6 @@ pub struct Head {
     pub step: i64,
     /// The agent's phase and pending tasks after it.
     pub position: Position,
-    /// The checkpoint before it.
-    pub parent: Option<CheckpointId>,
-    /// The time at which it was made.
-    pub created_at: Timestamp,
     /// The run of the main agent that made it; none for a client's update.
     pub run: Option<RunId>,
 }
@@ -422,8 +418,6 @@ from_row! {
         segment: i64,
         step: i64,
         position: String,
-        parent_id: Option<Uuid>,
-        created_at: i64,
         run_id: Option<Uuid>,
     }
 }
@@ -460,15 +454,12 @@ impl TryFrom<HeadRow> for Head {
                 id: &row.checkpoint_id,
             }
             .decode(&row.position)?,
-            parent: row.parent_id.map(CheckpointId),
-            created_at: Timestamp(row.created_at),
             run: row.run_id.map(RunId),
         })
     }
 }
 
-const SELECT_HEAD: &str = "select checkpoint_id, lane, seq, segment, step, position, {parent} as parent_id, created_at, \
-    run_id from checkpoints";
+const SELECT_HEAD: &str = "select checkpoint_id, lane, seq, segment, step, position, run_id from checkpoints";
 
 /// Returns the newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
@@ -482,8 +473,7 @@ async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<L
         SELECT_HEAD,
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
-    let sql = with_parents!(tx, SQL);
-    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(lane));
+    let statement = tx.statement(SQL).bind(thread.0).bind(IdColumn(lane));
     statement.fetch_later().await
 }
 
@@ -554,8 +544,7 @@ pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i
 /// Returns a checkpoint of a thread, of any lane.
 pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Head>> {
     const SQL: &str = concatcp!(SELECT_HEAD, " where checkpoint_id = $1 and thread_id = $2");
-    let sql = with_parents!(tx, SQL);
-    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(sql)
+    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(checkpoint.0)
         .bind(thread.0)
         .fetch_optional(conn)
@@ -616,39 +605,71 @@ pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSumma
 }
 
 async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRows<LogSummary>> {
-    const HAS_DECISIONS: &str = "exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions";
-    const IN_ROW: &str = concatcp!("(select ", LAST_SEQ, " from checkpoints where thread_id = $1");
-    const OF_NEWEST: &str = " order by seq desc limit 1)";
-    const SQLITE: &str = concatcp!(
-        "select coalesce(max(seq), 0) as max_seq, ",
-        HAS_DECISIONS,
-        " from (select ",
-        IN_ROW,
-        OF_MAIN_AGENTS,
-        OF_NEWEST,
-        " as seq union all select ",
-        IN_ROW,
-        OF_SUBAGENTS,
-        OF_NEWEST,
-        " union all select max(seq) from events where thread_id = $1) newest"
-    );
-    // `greatest` leaves out what is not there.
-    const POSTGRES: &str = concatcp!(
-        "select greatest(",
-        IN_ROW,
-        OF_NEWEST,
-        ", (select max(seq) from events where thread_id = $1), 0) as max_seq, ",
-        HAS_DECISIONS
-    );
+    const SQLITE: &str = concatcp!("select ", SUMMARY_ON_SQLITE);
+    const POSTGRES: &str = concatcp!("select ", SUMMARY_ON_POSTGRES);
     let sql = tx.either(SQLITE, POSTGRES);
     tx.statement(sql).bind(thread.0).fetch_later().await
+}
+
+/// The columns of a [`LogSummary`] on SQLite.
+const SUMMARY_ON_SQLITE: &str = concatcp!(
+    "max(coalesce(",
+    LAST_STEP,
+    OF_MAIN_AGENTS,
+    NEWEST_FIRST,
+    "), 0), coalesce(",
+    LAST_STEP,
+    OF_SUBAGENTS,
+    NEWEST_FIRST,
+    "), 0), coalesce(",
+    LAST_EVENT,
+    ", 0)) as max_seq, ",
+    HAS_DECISIONS
+);
+/// The columns of a [`LogSummary`] on Postgres, whose `greatest` leaves out what is not there.
+const SUMMARY_ON_POSTGRES: &str = concatcp!(
+    "greatest(",
+    LAST_STEP,
+    NEWEST_FIRST,
+    "), ",
+    LAST_EVENT,
+    ", 0) as max_seq, ",
+    HAS_DECISIONS
+);
+const LAST_STEP: &str = concatcp!("(select ", LAST_SEQ, " from checkpoints where thread_id = $1");
+const LAST_EVENT: &str = "(select max(seq) from events where thread_id = $1)";
+const HAS_DECISIONS: &str = "exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions";
+/// The end of a query for one checkpoint, or for the newest one of a lane.
+const NEWEST_FIRST: &str = " order by seq desc limit 1";
+
+/// The newest checkpoint in a row that may have none.
+struct NewestHead(Option<HeadRow>);
+
+impl<'r, R> FromRow<'r, R> for NewestHead
+where
+    R: Row,
+    HeadRow: FromRow<'r, R>,
+    &'static str: ColumnIndex<R>,
+    Option<Uuid>: Decode<'r, R::Database> + Type<R::Database>,
+{
+    fn from_row(row: &'r R) -> sqlx::Result<Self> {
+        let id: Option<Uuid> = row.try_get("checkpoint_id")?;
+        let head = id.map(|_| HeadRow::from_row(row));
+        head.transpose().map(Self)
+    }
+}
+
+from_row! {
+    struct LogEndRow {
+        ..summary: LogSummary,
+        ..newest: NewestHead,
+    }
 }
 
 /// The end of a thread's log that is read later in its transaction.
 pub struct LaterLogEnd {
     thread: ThreadId,
-    summary: LaterRows<LogSummary>,
-    newest: LaterRows<HeadRow>,
+    rows: LaterRows<LogEndRow>,
 }
 
 /// The end of a thread's log.
@@ -662,30 +683,33 @@ pub struct LogEnd {
 /// Returns the end of the log of a thread, to be read later in the transaction, which must store nothing in the log meanwhile. It
 /// is read together with other rows.
 pub async fn log_end_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterLogEnd> {
-    Ok(LaterLogEnd {
-        thread,
-        summary: log_summary_later(tx, thread).await?,
-        newest: head_later(tx, thread, Lane::Main).await?,
-    })
+    const SUMMARY: &str = "select log.max_seq, log.has_decisions, newest.* from (select ";
+    const HEAD: &str = concatcp!(
+        ") log left join (",
+        SELECT_HEAD,
+        " where thread_id = $1 and lane = $2",
+        NEWEST_FIRST,
+        ") newest on true"
+    );
+    const SQLITE: &str = concatcp!(SUMMARY, SUMMARY_ON_SQLITE, HEAD);
+    const POSTGRES: &str = concatcp!(SUMMARY, SUMMARY_ON_POSTGRES, HEAD);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(Lane::Main));
+    let rows = statement.fetch_later().await?;
+    Ok(LaterLogEnd { thread, rows })
 }
 
 impl LaterLogEnd {
     /// Reads the end of the log. Of an empty log, no checkpoint is read.
     pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<LogEnd> {
-        let Self {
-            thread,
+        let Self { thread, rows } = self;
+        let row = rows.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let LogEndRow {
             summary,
-            newest,
-        } = self;
-        let summary = summary.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
-        if summary.max_seq == 0 {
-            return Ok(LogEnd {
-                summary,
-                newest: Ok(None),
-            });
-        }
-        let newest = match newest.fetch_optional(tx).await? {
-            Some(row) => row.read(tx, thread).await.map(Some),
+            newest: NewestHead(newest),
+        } = row;
+        let newest = match newest {
+            Some(head) => head.read(tx, thread).await.map(Some),
             None => Ok(None),
         };
         Ok(LogEnd { summary, newest })

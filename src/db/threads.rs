@@ -196,6 +196,26 @@ impl LaterThread {
     pub async fn lock(self, tx: &mut Tx<'_>) -> DbResult<Option<Thread>> {
         self.find(tx).await
     }
+
+    /// Locks the thread of [`lock_later`] like [`Self::lock`], and tells what of it could be read.
+    pub async fn lock_and_check(self, tx: &mut Tx<'_>) -> DbResult<Option<LockedThread>> {
+        const EMPTY: &str = "{}";
+        let Some(row) = self.0.fetch_optional(tx).await? else {
+            return Ok(None);
+        };
+        let is_empty = row.metadata == EMPTY;
+        let thread = Thread::from(row);
+        let knows_metadata = is_empty || !thread.metadata.is_empty();
+        Ok(Some(LockedThread { thread, knows_metadata }))
+    }
+}
+
+/// A locked thread.
+pub struct LockedThread {
+    /// The thread.
+    pub thread: Thread,
+    /// False if the stored metadata could not be read; then the thread has none.
+    pub knows_metadata: bool,
 }
 
 /// Locks threads like [`lock`], in an order that is the same for all transactions.
@@ -276,12 +296,14 @@ pub async fn patch(
 pub struct ThreadChange {
     /// The new status.
     pub status: Option<ThreadStatus>,
-    /// The new config: that of the run that starts.
+    /// The new config: that of the run that starts, if it differs.
     pub config: Option<Map<String, Value>>,
     /// The failure of the last run; `Some(None)` clears an earlier one.
     pub error: Option<Option<Failure>>,
     /// The whole new metadata. The caller has read and locked the thread.
     pub metadata: Option<Map<String, Value>>,
+    /// The metadata that are stored, if they are known for certain: what searches find by them then need not be stored again.
+    pub former_metadata: Option<Map<String, Value>>,
     /// True to set `state_updated_at`, too.
     pub state_changed: bool,
 }
@@ -303,8 +325,10 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
         .as_ref()
         .map(|config| sealer.json(&cell("config", &id), config));
     let config = config.transpose()?;
-    if let Some(metadata) = &change.metadata {
-        terms::replace(tx, id, metadata).await?;
+    match (&change.metadata, &change.former_metadata) {
+        (Some(metadata), Some(former)) => terms::change(tx, id, former, metadata).await?,
+        (Some(metadata), None) => terms::replace(tx, id, metadata).await?,
+        (None, _) => {}
     }
     tx.statement(sql)
         .bind(id.0)

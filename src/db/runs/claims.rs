@@ -10,7 +10,7 @@ use super::children::stop_children;
 use super::turns::MAY_BEGIN;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, encode_usage, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
-use crate::db::engine::{Engine, LaterRows, on_engine};
+use crate::db::engine::{Engine, LaterRows, Statement, on_engine};
 use crate::db::row::from_row;
 use crate::db::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use crate::db::{DbError, DbResult, Notification, Tx, interrupts, notifications, threads};
@@ -275,12 +275,25 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, at: Timestamp) ->
     Ok(held == 1)
 }
 
+/// Executes the change of a run's row, which fails if the worker does not hold the run any more. On SQLite it is sent with the
+/// rest of the write. On Postgres the row is locked before the rest is sent, so the number of changed rows is known, and the
+/// statement need not fail by itself.
+async fn change_held(update: Statement<'_, '_>, engine: Engine) -> DbResult<()> {
+    match engine {
+        Engine::Sqlite => update.change_later().await,
+        Engine::Postgres => match update.execute().await? {
+            0 => Err(DbError::NoRow),
+            _ => Ok(()),
+        },
+    }
+}
+
 /// Stores the changes to a run's row that go with a write for it, as [`check_fence`] does with the time. The rest of the write
 /// follows in the transaction, which fails if the worker does not hold the run any more.
 ///
 /// # Errors
-/// [`DbError::NoRow`] if the worker does not hold the run: by the end of the transaction, see
-/// [`Statement::change_later`](crate::db::engine::Statement::change_later).
+/// [`DbError::NoRow`] if the worker does not hold the run: on SQLite by the end of the transaction, see
+/// [`Statement::change_later`].
 pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<()> {
     const CHANGE: &str =
         "update runs set updated_at = $4, usage = coalesce($5, usage), crashes = case when $6 then 0 else crashes end";
@@ -292,6 +305,7 @@ pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpd
         None => tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED)),
     };
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
+    let engine = tx.engine();
     let mut update = tx
         .statement(sql)
         .bind(holder.run.0)
@@ -303,7 +317,7 @@ pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpd
     if let Some(seq) = trace.seq {
         update = update.bind(seq);
     }
-    update.change_later().await
+    change_held(update, engine).await
 }
 
 /// Stores the end of a run like [`store_fenced`]. The thread is locked as by [`threads::lock`], since the end of a run changes it.
@@ -327,6 +341,7 @@ pub async fn end_fenced(
     };
     let error = encode_error(tx, holder.run, end.error).await?;
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
+    let engine = tx.engine();
     let mut update = tx
         .statement(sql)
         .bind(holder.run.0)
@@ -340,7 +355,7 @@ pub async fn end_fenced(
     if let Some(seq) = trace.seq {
         update = update.bind(seq);
     }
-    update.change_later().await
+    change_held(update, engine).await
 }
 
 /// Returns the number of a run's first event in the log of its thread; none if it has no events yet or was deleted.

@@ -180,9 +180,7 @@ async fn checkpoints_form_segments(db: Db) {
     assert_eq!(head.seq, 9);
     assert_eq!(head.segment, 9);
     assert_eq!(head.step, 0);
-    assert_eq!(head.parent, Some(a.id));
     assert_eq!(head.run, None);
-    assert_eq!(head.created_at, Timestamp(9));
 }
 
 async fn forks_of_forks_are_folded(db: Db) {
@@ -497,8 +495,6 @@ async fn parents_are_known_whether_they_are_stored_or_not(db: Db) {
     assert_eq!(stored, expected);
     for entry in [&a, &b, &fork, &c] {
         let id = entry.id;
-        let head = read!(db, |tx| checkpoints::find_head(tx, thread, id));
-        assert_eq!(head.expect("the checkpoint").parent, entry.parent);
         let summary = read!(db, |tx| checkpoints::load_summary(tx, thread, Lane::Main, id));
         assert_eq!(summary.expect("the checkpoint").parent, entry.parent);
     }
@@ -547,8 +543,8 @@ async fn the_parent_of_a_step_after_a_deleted_run_is_the_step_before_it(db: Db) 
     write!(db, |tx| insert_step_of(tx, thread, Some(run), 2, undone));
     write!(db, |tx| checkpoints::delete_of_run(tx, thread, run));
     assert_eq!(add(&db, thread, 3, &b).await, 1, "the segment goes on");
-    let head = read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).expect("a checkpoint");
-    assert_eq!((head.id, head.parent), (b.id, Some(a.id)));
+    let newest = read!(db, |tx| checkpoints::newest_summary(tx, thread, Lane::Main)).expect("a checkpoint");
+    assert_eq!((newest.id, newest.parent), (b.id, Some(a.id)));
     assert_eq!(texts_at(&db, thread, b.id).await, ["a", "b"]);
 }
 

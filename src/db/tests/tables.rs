@@ -270,9 +270,8 @@ const SEARCHES: [(&str, &str); 73] = [
         "runs_queued",
     ),
     (
-        "select status, count(*) from runs where thread_id = {id} and depth = 0 and status = 'pending' group by status \
-         union all select status, count(*) from runs where thread_id = {id} and depth = 0 and status = 'running' \
-         group by status",
+        "select (select count(*) from runs where thread_id = {id} and depth = 0 and status = 'pending'), \
+         (select count(*) from runs where thread_id = {id} and depth = 0 and status = 'running')",
         "runs_queued",
     ),
     (

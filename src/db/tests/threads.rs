@@ -23,6 +23,7 @@ on_both!(
     a_search_filters_sorts_and_pages,
     a_search_matches_contained_metadata,
     a_search_matches_the_present_metadata_only,
+    a_search_matches_metadata_that_follow_known_ones,
     deleting_a_thread_deletes_everything_on_it,
     every_change_has_a_new_version,
     an_unreadable_thread_can_be_read_and_deleted
@@ -64,6 +65,7 @@ async fn a_change_sets_only_its_fields(db: Db) {
         config: Some(object(json!({"c": 1}))),
         error: Some(Some(Failure::new("E", "m"))),
         metadata: Some(object(json!({"k": "v"}))),
+        former_metadata: None,
         state_changed: true,
     };
     write!(db, |tx| threads::set(tx, id, change, Timestamp(5)));
@@ -261,6 +263,33 @@ async fn a_search_matches_contained_metadata(db: Db) {
             expected,
             "{text}"
         );
+    }
+}
+
+async fn a_search_matches_metadata_that_follow_known_ones(db: Db) {
+    let id = stored_thread(&db).await;
+    let finds = async |wanted: Value| {
+        let wanted = ThreadQuery {
+            metadata: filter(wanted),
+            ..ThreadQuery::within(AccessScope::Server)
+        };
+        read!(db, |tx| threads::count(tx, &wanted)) == 1
+    };
+    // A value is added, then one is gone.
+    for (metadata, has_a, has_b) in [
+        (json!({"a": 1}), true, false),
+        (json!({"a": 1, "b": 1}), true, true),
+        (json!({"b": 1}), false, true),
+    ] {
+        let former = read!(db, |tx| threads::find(tx, id)).expect("the thread").metadata;
+        let change = ThreadChange {
+            metadata: Some(object(metadata)),
+            former_metadata: Some(former),
+            ..ThreadChange::default()
+        };
+        write!(db, |tx| threads::set(tx, id, change, Timestamp(2)));
+        assert_eq!(finds(json!({"a": 1})).await, has_a);
+        assert_eq!(finds(json!({"b": 1})).await, has_b);
     }
 }
 

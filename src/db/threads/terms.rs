@@ -22,6 +22,22 @@ pub(super) async fn insert(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<Str
     insert_terms(tx, thread, &checked_terms(metadata)?).await
 }
 
+/// Stores the terms of the new metadata of a thread, in place of those of the `former` ones, which are known. If no value is gone,
+/// nothing is deleted, and what stays is left alone.
+pub(super) async fn change(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    former: &Map<String, Value>,
+    metadata: &Map<String, Value>,
+) -> DbResult<()> {
+    let stored = terms_of(former);
+    let wanted = checked_terms(metadata)?;
+    match stored.is_subset(&wanted) {
+        true => insert_terms(tx, thread, &wanted.difference(&stored).copied().collect()).await,
+        false => replace(tx, thread, metadata).await,
+    }
+}
+
 /// Replaces the terms of a thread by those of its new metadata. Unless they are many, nothing is read for that.
 pub(super) async fn replace(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<String, Value>) -> DbResult<()> {
     const SQL: &str = "select term from thread_terms where thread_id = $1";

@@ -9,7 +9,7 @@ use super::build_run::{
 };
 use super::check::check;
 use super::permission::{check_assistant, check_displacing, check_tenant, check_thread};
-use super::target::{TargetLookup, TargetThread};
+use super::target::{StoredThread, TargetLookup, TargetThread};
 use super::{AdmissionContext, Admitted};
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::LaterLogEnd;
@@ -89,6 +89,7 @@ pub(in crate::runtime) struct UnstoredRun {
     pub(in crate::runtime) log_end: Option<LaterLogEnd>,
     /// Its thread, as it was before.
     thread: Thread,
+    stored: StoredThread,
     known: Arc<RegisteredAgent>,
     /// The process that holds the run; none if it waits.
     worker: Option<WorkerId>,
@@ -113,6 +114,7 @@ impl UnstoredRun {
             admitted,
             log_end: _,
             thread,
+            stored,
             known,
             worker,
             may_hold_messages,
@@ -120,6 +122,10 @@ impl UnstoredRun {
             now,
         } = self;
         let run = &admitted.run;
+        let entered = entered_thread(&thread, run, &known);
+        if stored == StoredThread::Nothing {
+            db::threads::insert_later(tx, &entered).await?;
+        }
         db::runs::insert_begun(tx, run, worker, first_seq).await?;
         if may_hold_messages {
             interrupts::hold_messages(tx, thread.id).await?;
@@ -127,7 +133,11 @@ impl UnstoredRun {
         if !admitted.claimed {
             db::notifications::notify(tx, db::Notification::Queue).await?;
         }
-        enter_thread(tx, &thread, run, &known, now).await?;
+        match stored {
+            StoredThread::Nothing => {}
+            StoredThread::Known => enter_thread(tx, &thread, entered, Some(&thread.metadata), now).await?,
+            StoredThread::Unreadable => enter_thread(tx, &thread, entered, None, now).await?,
+        }
         if keeps_thread {
             db::threads::patch(tx, thread.id, &Map::new(), Some(HELD), now).await?;
         }
@@ -153,6 +163,7 @@ pub(in crate::runtime) async fn decide(
     let TargetThread {
         thread,
         is_new,
+        stored,
         in_flight,
         log_end,
         resumption,
@@ -234,6 +245,7 @@ pub(in crate::runtime) async fn decide(
         admitted,
         log_end,
         thread,
+        stored,
         known: resolved.known,
         worker: context.worker.filter(|_| claimed),
         may_hold_messages,
@@ -395,13 +407,8 @@ fn refuse_jump(new_run: &NewRun) -> Result<(), Invalid> {
     Err(Invalid::new("command.goto", reason))
 }
 
-async fn enter_thread(
-    tx: &mut Tx<'_>,
-    thread: &Thread,
-    run: &Run,
-    known: &RegisteredAgent,
-    now: Timestamp,
-) -> DbResult<()> {
+/// Returns a thread as it is once a run of this agent has entered it: it begins there, or waits.
+fn entered_thread(thread: &Thread, run: &Run, known: &RegisteredAgent) -> Thread {
     let mut config = Map::new();
     for key in [CONFIGURABLE, "tags", "metadata", "recursion_limit"] {
         if let Some(value) = run.request.config.get(key) {
@@ -416,12 +423,29 @@ async fn enter_thread(
     ] {
         metadata.insert(key.to_owned(), value.into());
     }
+    Thread {
+        status: ThreadStatus::Busy,
+        config,
+        metadata,
+        ..thread.clone()
+    }
+}
+
+/// Stores what has changed of a thread that a run enters. `former` are its stored metadata, if they are known.
+async fn enter_thread(
+    tx: &mut Tx<'_>,
+    thread: &Thread,
+    entered: Thread,
+    former: Option<&Map<String, Value>>,
+    now: Timestamp,
+) -> DbResult<()> {
+    let has_new_metadata = entered.metadata != thread.metadata;
     let change = db::threads::ThreadChange {
-        status: Some(ThreadStatus::Busy),
-        config: Some(config),
-        metadata: (metadata != thread.metadata).then_some(metadata),
+        status: Some(entered.status),
+        config: Some(entered.config).filter(|config| *config != thread.config),
+        metadata: has_new_metadata.then_some(entered.metadata),
+        former_metadata: former.filter(|_| has_new_metadata).cloned(),
         ..Default::default()
     };
-    db::threads::set(tx, thread.id, change, now).await?;
-    Ok(())
+    db::threads::set(tx, thread.id, change, now).await
 }

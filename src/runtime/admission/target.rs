@@ -92,7 +92,8 @@ impl TargetLookup {
         Ok(Self { id, may_make, rows })
     }
 
-    /// Returns the thread of a request, locked. The thread is created if necessary.
+    /// Returns the thread of a request, locked. The thread is created if necessary; one that surely does not exist is not stored
+    /// yet.
     pub(super) async fn find_or_make(
         self,
         tx: &mut Tx<'_>,
@@ -101,12 +102,17 @@ impl TargetLookup {
     ) -> Result<TargetThread, StartError> {
         let now = context.now;
         let Self { id, may_make, rows } = self;
+        let is_surely_new = rows.is_none();
         if let Some(rows) = rows
-            && let Some(thread) = rows.thread.lock(tx).await?
+            && let Some(locked) = rows.thread.lock_and_check(tx).await?
         {
             return Ok(TargetThread {
-                thread,
+                thread: locked.thread,
                 is_new: false,
+                stored: match locked.knows_metadata {
+                    true => StoredThread::Known,
+                    false => StoredThread::Unreadable,
+                },
                 in_flight: Some(rows.in_flight),
                 log_end: rows.log_end,
                 resumption: rows.resumption,
@@ -123,13 +129,17 @@ impl TargetLookup {
             context.core.retention.threads
         };
         let thread = Thread::new(id, Ownership::of(&new_run.caller), new_run.metadata.clone(), now).with_ttl(ttl);
-        if db::threads::insert(tx, &thread).await? {
+        if is_surely_new || db::threads::insert(tx, &thread).await? {
             if !is_temporary {
                 check_by_policies(tx, &thread, new_run, Action::ThreadsCreate, &context.core).await?;
             }
             return Ok(TargetThread {
                 thread,
                 is_new: true,
+                stored: match is_surely_new {
+                    true => StoredThread::Nothing,
+                    false => StoredThread::Known,
+                },
                 in_flight: None,
                 log_end: None,
                 resumption: LaterResumption::default(),
@@ -141,6 +151,8 @@ impl TargetLookup {
         Ok(TargetThread {
             thread,
             is_new: false,
+            // Its metadata were not checked.
+            stored: StoredThread::Unreadable,
             in_flight: Some(db::runs::count_in_flight_later(tx, id).await?),
             log_end: None,
             resumption: LaterResumption::default(),
@@ -148,11 +160,23 @@ impl TargetLookup {
     }
 }
 
-/// The thread of a request, locked.
+/// The state of the row of a thread before a run enters it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoredThread {
+    /// There is no row yet: it is stored together with the run.
+    Nothing,
+    /// The row has the metadata of the thread.
+    Known,
+    /// The row may have metadata that could not be read.
+    Unreadable,
+}
+
+/// The thread of a request, locked if it is stored.
 pub(super) struct TargetThread {
     pub(super) thread: Thread,
     /// True if it was created for the request.
     pub(super) is_new: bool,
+    pub(super) stored: StoredThread,
     /// The number of runs on it; none if it was created.
     pub(super) in_flight: Option<LaterInFlight>,
     /// The end of its log, if it is to be read already.

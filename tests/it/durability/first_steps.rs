@@ -296,6 +296,22 @@ async fn a_new_thread_and_its_entry_in_the_audit_take_one_exchange_with_the_conn
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_thread_of_a_stateless_run_is_stored_as_the_run_leaves_it() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+        let alice = server.human("plain").await;
+        server.log().clear();
+        let body = alice.run_body("hello", json!({}));
+        server.client().post("/runs/wait", body).await.ok();
+        logged_exchanges(&server, END).await;
+        let text = server.log().text();
+        assert!(text.contains("insert into threads"), "{text}");
+        assert!(!text.contains("update threads set status = coalesce("), "{text}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_of_one_step_takes_three_exchanges_with_the_connection_of_sqlite() {
     play(Engine::Sqlite, async |server: TestServer| {
         server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
