@@ -74,6 +74,9 @@ pub(super) struct Dispatcher {
     /// True when a run may be queued, so that the queue is read when another run ends. A run of another process that no look
     /// has found yet is not counted: its notification causes the look.
     queued: AtomicBool,
+    /// True when a slot has become free since the present look at the queue began, which may have found the next run behind the
+    /// one of that slot.
+    freed: AtomicBool,
     /// True when other processes use the same database.
     pub(super) has_company: AtomicBool,
     /// True when another process has given a run back, so that the next look finds it.
@@ -104,6 +107,7 @@ impl Dispatcher {
             children: Arc::default(),
             parked: Arc::default(),
             queued: AtomicBool::new(true),
+            freed: AtomicBool::new(false),
             has_company: AtomicBool::new(false),
             has_orphans: AtomicBool::new(false),
             uncertain_claims: Arc::default(),
@@ -197,7 +201,9 @@ impl Dispatcher {
     /// found all of them taken, or runs that wait for that one, or the run was given back. If the last look has found that no
     /// run is queued, none follows: whoever queues a run wakes the loop, on Postgres by a notification.
     pub(super) fn slot_is_free(&self) {
-        if self.queued.load(Ordering::Acquire) || self.has_orphans.load(Ordering::Acquire) {
+        // Either this finds what the look has found, or the look finds this: the two are in one order.
+        self.freed.store(true, Ordering::SeqCst);
+        if self.queued.load(Ordering::SeqCst) || self.has_orphans.load(Ordering::Acquire) {
             self.wakeup.notify_one();
         }
     }
@@ -245,6 +251,7 @@ impl Dispatcher {
             let now = self.core.clock.now();
             // A run that is queued meanwhile sets it again.
             self.queued.store(false, Ordering::Release);
+            self.freed.store(false, Ordering::SeqCst);
             let core = Arc::clone(&self.core);
             let looked = self
                 .core
@@ -258,7 +265,11 @@ impl Dispatcher {
             let claim = match looked {
                 QueueLook::Empty => return Ok(None),
                 QueueLook::Waiting(next) => {
-                    self.queued.store(true, Ordering::Release);
+                    self.queued.store(true, Ordering::SeqCst);
+                    if self.freed.load(Ordering::SeqCst) {
+                        // A run has ended meanwhile, and perhaps after the look had read that others wait for it.
+                        self.wakeup.notify_one();
+                    }
                     return Ok(next);
                 }
                 QueueLook::Claimed(claim) => claim,
