@@ -41,7 +41,7 @@ use super::{DbError, DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::{Phase, Position, START};
-use crate::domain::stored::StoredWrites;
+use crate::domain::stored_update::StoredWrites;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "checkpoints";

@@ -8,7 +8,7 @@ use super::engine::{LaneColumn, on_engine};
 use super::{DbResult, Engine, Tx, checkpoints, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
-use crate::domain::stored::StoredWrites;
+use crate::domain::stored_update::StoredWrites;
 use crate::domain::time::Timestamp;
 
 /// Prunes the history of a thread: keeps only the newest state of the main agent, as one checkpoint, and the histories

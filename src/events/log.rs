@@ -139,8 +139,8 @@ impl ThreadLog {
         self.ring().open
     }
 
-    /// Ends the activity of the run with this `holder`. The events in memory stay for readers. Has no effect if the
-    /// next run was already announced.
+    /// Ends the activity of the run with this `holder`. The events in memory stay for readers, unless some were being stored.
+    /// Has no effect if the next run was already announced.
     pub fn close(&self, holder: u64) {
         let mut ring = self.ring();
         if ring.holder != holder {
@@ -148,7 +148,10 @@ impl ThreadLog {
         }
         ring.active = false;
         ring.expected = false;
-        ring.slots.retain(|slot| !slot.is_reserved());
+        if ring.slots.iter().any(Slot::is_reserved) {
+            // The run was left while it stored these. Readers find in the database which of them are stored.
+            ring.evict();
+        }
         drop(ring);
         self.notify();
     }
@@ -306,9 +309,7 @@ impl ThreadLog {
     pub(super) fn evict(&self) {
         let mut ring = self.ring();
         if !ring.active && ring.followed.is_none() {
-            ring.slots = VecDeque::new();
-            ring.begun = OpenAnswers::default();
-            ring.floor = ring.next - 1;
+            ring.evict();
         }
     }
 
@@ -389,6 +390,13 @@ impl RingBuffer {
             SlotContent::Reserved | SlotContent::Stored(_) => None,
         });
         Buffered::Events(visible.collect())
+    }
+
+    /// Drops all events: readers read the stored ones from the database.
+    fn evict(&mut self) {
+        self.slots = VecDeque::new();
+        self.begun = OpenAnswers::default();
+        self.floor = self.next - 1;
     }
 
     /// Drops the oldest events beyond [`CAPACITY`], but for the texts of answers that go on.

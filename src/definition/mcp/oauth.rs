@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::diagnostic::{Diagnostic, FieldPath};
-use super::words::address_problem;
+use crate::definition::diagnostic::{Diagnostic, FieldPath};
+use crate::definition::words::address_problem;
 use crate::domain::oauth_scopes::{MAX_SCOPE_BYTES, MAX_SCOPES, OAuthScopes, is_scope};
 
 /// The access tokens for an MCP server that requires OAuth.
@@ -128,8 +128,8 @@ impl McpOAuth {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mcp::McpServerDefinition;
     use super::*;
+    use crate::definition::mcp::McpServerDefinition;
 
     fn findings(url: &str, oauth: McpOAuth) -> Vec<String> {
         let server = McpServerDefinition {

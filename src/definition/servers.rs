@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::McpServerDefinition;
-use crate::definition::{AgentDefinition, FieldPath, Headers, ToolServerDefinition};
+use super::agent::{AgentDefinition, with_fields_mut};
+use super::diagnostic::FieldPath;
+use super::mcp::McpServerDefinition;
+use super::tool_server::ToolServerDefinition;
+use crate::domain::headers::Headers;
 
 /// A server of tools of either kind.
 #[derive(Debug, Clone, PartialEq)]
@@ -132,20 +135,18 @@ impl AgentDefinition {
 
     /// Returns the servers that are defined here, with their fields.
     pub fn servers_mut(&mut self) -> impl Iterator<Item = (FieldPath, &mut McpServerDefinition)> {
-        let below =
-            self.subagents.iter_mut().enumerate().flat_map(|(at, subagent)| {
-                with_fields(FieldPath::of(["subagents"]).then(at), &mut subagent.mcp_servers)
-            });
-        with_fields(FieldPath::default(), &mut self.mcp_servers).chain(below)
+        let below = with_fields_mut(&mut self.subagents);
+        let below = below.flat_map(|(field, subagent)| servers_of(field, &mut subagent.mcp_servers));
+        servers_of(FieldPath::default(), &mut self.mcp_servers).chain(below)
     }
 }
 
-/// Returns servers with their fields; `holder` is the field of their agent.
-fn with_fields(
-    holder: FieldPath,
+/// Returns the servers of the agent in `field`, with their fields.
+fn servers_of(
+    field: FieldPath,
     servers: &mut BTreeMap<String, McpServerDefinition>,
 ) -> impl Iterator<Item = (FieldPath, &mut McpServerDefinition)> {
-    let list = holder.then("mcp_servers");
+    let list = field.then("mcp_servers");
     servers
         .iter_mut()
         .map(move |(name, server)| (list.then(name.as_str()), server))

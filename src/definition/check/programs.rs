@@ -1,9 +1,10 @@
-//! Agents and subagents that are programs which the embedding program has registered, and agents of other servers.
+//! Checks agents and subagents that are programs which the embedding program has registered, and agents of other servers.
 
-use super::check::ValidationContext;
-use super::diagnostic::{Diagnostic, FieldPath, suggestion};
-use super::remote::{check_url, given_fields_but, wrong};
-use super::{AgentDefinition, Location, SubagentDefinition, check_headers};
+use super::references::{check_url, given_fields_but};
+use crate::definition::agent::{AgentDefinition, SubagentDefinition};
+use crate::definition::diagnostic::{Diagnostic, FieldPath, errors_of_given, suggestion};
+use crate::definition::headers::check_headers;
+use crate::definition::validation_context::ValidationContext;
 
 /// The fields that an agent may have that is a program.
 const FIELDS_OF_PROGRAMS: [&str; 10] = [
@@ -32,43 +33,11 @@ const FIELDS_OF_REMOTE_AGENTS: [&str; 8] = [
 ];
 
 impl AgentDefinition {
-    /// Returns whether the agent is a program, or an agent of another server.
-    pub fn is_program(&self) -> bool {
-        self.runnable.is_some() || self.graph_id.is_some() || self.url.is_some()
-    }
-
-    /// Returns the `graph_id` and the address of the agent of another server that this agent is.
-    pub fn remote(&self) -> Option<(&str, &str)> {
-        let url = self.url.as_deref()?;
-        Some((self.graph_id.as_deref()?, url))
-    }
-
-    /// Returns the agent of another server that this agent is, in the form of a subagent.
-    pub fn as_remote_subagent(&self) -> Option<SubagentDefinition> {
-        self.remote()?;
-        Some(SubagentDefinition {
-            name: self.name.clone().unwrap_or_default(),
-            graph_id: self.graph_id.clone(),
-            url: self.url.clone(),
-            headers: self.headers.clone(),
-            in_background: Some(false),
-            ..SubagentDefinition::default()
-        })
-    }
-
-    /// Returns in a few words what does the work of the agent: a model, a program, or another server.
-    pub fn worker(&self) -> String {
-        external_worker(self.runnable.as_deref(), self.remote()).unwrap_or_else(|| format!("model {}", self.model))
-    }
-
     /// Checks the names of programs.
     pub(super) fn check_registered(&self, context: &ValidationContext) -> Vec<Diagnostic> {
-        let mut findings = vec![];
-        for (at, subagent) in self.subagents.iter().enumerate() {
-            let field = FieldPath::of(["subagents"]).then(at);
-            findings.extend(subagent.check_runnable(&field, context));
-        }
-        findings
+        self.subagents_with_fields()
+            .flat_map(|(field, subagent)| subagent.check_runnable(&field, context))
+            .collect()
     }
 
     /// Checks what is particular to an agent that is a program, or an agent of another server.
@@ -78,14 +47,14 @@ impl AgentDefinition {
             let senseless = given_fields_but(self, &FIELDS_OF_PROGRAMS);
             let senseless = senseless.iter().map(|name| (name.as_str(), true));
             let why = "goes without `runnable` only: the program does everything itself";
-            let mut findings = wrong(&top, senseless, why);
+            let mut findings = errors_of_given(&top, senseless, why);
             findings.extend(unknown_program(&top, name, context));
             return findings;
         }
         let senseless = given_fields_but(self, &FIELDS_OF_REMOTE_AGENTS);
         let senseless = senseless.iter().map(|name| (name.as_str(), true));
         let why = "goes without `graph_id` and `url` only: that agent is defined on its server";
-        let mut findings = wrong(&top, senseless, why);
+        let mut findings = errors_of_given(&top, senseless, why);
         match self.graph_id.as_deref().map(str::trim) {
             Some("") | None => {
                 let message = "must be given: the agent of the server at `url`";
@@ -106,15 +75,6 @@ impl AgentDefinition {
     }
 }
 
-/// Returns in a few words what does the work of an agent instead of a model: a program, or another server.
-fn external_worker(runnable: Option<&str>, remote: Option<(&str, &str)>) -> Option<String> {
-    match (runnable, remote) {
-        (Some(program), _) => Some(format!("the program {program}")),
-        (None, Some((graph_id, url))) => Some(format!("agent {graph_id} at {url}")),
-        (None, None) => None,
-    }
-}
-
 /// Reports a program that is not registered.
 fn unknown_program(field: &FieldPath, name: &str, context: &ValidationContext) -> Option<Diagnostic> {
     if context.runnables.contains(name) {
@@ -126,22 +86,13 @@ fn unknown_program(field: &FieldPath, name: &str, context: &ValidationContext) -
 }
 
 impl SubagentDefinition {
-    /// Returns in a few words what does the work of the subagent instead of a model: a program, or another server.
-    pub(crate) fn external_worker(&self) -> Option<String> {
-        let remote = match self.location() {
-            Location::Remote { graph_id, url } => Some((graph_id, url)),
-            Location::Local(_) | Location::Inside => None,
-        };
-        external_worker(self.runnable.as_deref(), remote)
-    }
-
     fn check_runnable(&self, field: &FieldPath, context: &ValidationContext) -> Vec<Diagnostic> {
         let Some(name) = &self.runnable else { return vec![] };
         let mut findings: Vec<Diagnostic> = unknown_program(field, name, context).into_iter().collect();
         let own_fields = self.own_fields();
         let own_fields = own_fields.iter().map(|name| (name.as_str(), true));
         let senseless = own_fields.chain([("recursion_limit", self.recursion_limit.is_some())]);
-        findings.extend(wrong(
+        findings.extend(errors_of_given(
             field,
             senseless,
             "goes without `runnable` only: the program does everything itself",
@@ -154,28 +105,21 @@ impl SubagentDefinition {
 mod tests {
     use serde_json::json;
 
-    use crate::definition::ClientRules;
-    use crate::definition::check::{RegisteredPolicy, ValidationContext};
-    use crate::definition::validate;
+    use crate::definition::validate::findings_of;
+    use crate::definition::{RegisteredPolicy, ValidationContext, validate};
 
     fn context() -> ValidationContext {
         let set = |name: &str| [name.to_owned()].into_iter().collect();
         ValidationContext {
-            providers: set("scripted"),
             runnables: set("count"),
             middleware: [("audit".to_owned(), RegisteredPolicy::default())].into(),
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
+            ..ValidationContext::of_tests()
         }
     }
 
     fn findings(subagent: serde_json::Value) -> Vec<String> {
         let body = json!({"model": "scripted:x", "middleware": ["audit"], "subagents": [subagent]});
-        validate("a", body, &context())
-            .findings
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        findings_of("a", body, &context())
     }
 
     #[test]
@@ -196,8 +140,7 @@ mod tests {
     }
 
     fn findings_of_agent(body: serde_json::Value) -> Vec<String> {
-        let findings = validate("a", body, &context()).findings;
-        findings.iter().map(ToString::to_string).collect()
+        findings_of("a", body, &context())
     }
 
     #[test]

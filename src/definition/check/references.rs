@@ -1,16 +1,16 @@
-//! Subagents that are separate agents, defined elsewhere: on this server, or on another one.
-//!
-//! Such agents work in the background, on threads of their own, unless `async = false` lets the caller wait for them.
+//! Checks subagents that are separate agents, defined elsewhere: on this server, or on another one.
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::diagnostic::{Diagnostic, FieldPath, suggestion};
-use super::words::address_problem;
-use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition, SubagentMode, check_headers};
-use crate::domain::background::BackgroundAgent;
+use crate::definition::agent::{AgentDefinition, SubagentDefinition, SubagentMode};
+use crate::definition::diagnostic::{Diagnostic, FieldPath, errors_of_given, suggestion};
+use crate::definition::general_purpose::GENERAL_PURPOSE;
+use crate::definition::headers::check_headers;
+use crate::definition::location::Location;
+use crate::definition::words::address_problem;
 use crate::domain::delivery::{MASKED_ADDRESS, is_masked};
 
 /// The fields that a reference to another agent may have: its name, the place of its definition, the way of calling it,
@@ -35,54 +35,7 @@ const FIELDS_OF_REFERENCES: [&str; 17] = [
     "notify_parent",
 ];
 
-/// The place where a subagent is defined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Location<'a> {
-    /// The definition of its parent.
-    Inside,
-    /// The agent of this `graph_id` on this server.
-    Local(&'a str),
-    /// The agent of this `graph_id` on the server at this address.
-    Remote {
-        /// The agent.
-        graph_id: &'a str,
-        /// The server.
-        url: &'a str,
-    },
-}
-
 impl SubagentDefinition {
-    /// Returns the place where the subagent is defined.
-    pub fn location(&self) -> Location<'_> {
-        match (&self.graph_id, &self.url) {
-            (None, _) => Location::Inside,
-            (Some(graph_id), None) => Location::Local(graph_id),
-            (Some(graph_id), Some(url)) => Location::Remote { graph_id, url },
-        }
-    }
-
-    /// Returns whether the subagent works in the background.
-    pub fn is_background(&self) -> bool {
-        self.graph_id.is_some() && self.in_background != Some(false)
-    }
-
-    /// Returns the description of the subagent for the agent that starts background tasks; `None` if the subagent does
-    /// not work in the background.
-    pub fn as_background_agent(&self) -> Option<BackgroundAgent> {
-        let graph_id = self.graph_id.clone().filter(|_| self.is_background())?;
-        Some(BackgroundAgent {
-            name: self.name.clone(),
-            description: self.description.clone(),
-            graph_id,
-            url: self.url.clone(),
-            headers: self.headers.clone(),
-            webhook: self.webhook.clone(),
-            update_strategy: self.update_strategy.unwrap_or_default(),
-            notify_parent: self.notify_parent.unwrap_or(true),
-            visibility: self.visibility.unwrap_or_default(),
-        })
-    }
-
     /// Checks the place where the subagent is defined; `field` is the field of the subagent.
     pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let mut findings = match self.location() {
@@ -130,7 +83,7 @@ impl SubagentDefinition {
             ("update_strategy", self.update_strategy.is_some()),
             ("notify_parent", self.notify_parent.is_some()),
         ];
-        wrong(
+        errors_of_given(
             field,
             given,
             "goes with `graph_id` only: it is about an agent defined elsewhere",
@@ -151,7 +104,7 @@ impl SubagentDefinition {
         ];
         let own_fields = self.own_fields();
         let own_fields = own_fields.iter().map(|name| (name.as_str(), true));
-        let mut findings = wrong(
+        let mut findings = errors_of_given(
             field,
             own_fields.chain(more),
             "goes without `graph_id` only: that agent is defined elsewhere",
@@ -172,7 +125,7 @@ impl SubagentDefinition {
             ("update_strategy", self.update_strategy.is_some()),
             ("notify_parent", self.notify_parent.is_some()),
         ];
-        wrong(
+        errors_of_given(
             field,
             given,
             "is for subagents in the background, and `async = false` makes this one synchronous",
@@ -214,34 +167,11 @@ pub(super) fn given_fields_but<T: Serialize + Default>(definition: &T, but: &[&s
         .collect()
 }
 
-/// Reports fields that are given but not allowed.
-pub(super) fn wrong<'n>(
-    field: &FieldPath,
-    given: impl IntoIterator<Item = (&'n str, bool)>,
-    why: &str,
-) -> Vec<Diagnostic> {
-    let wrong = given.into_iter().filter(|(_, is_given)| *is_given);
-    wrong
-        .map(|(name, _)| Diagnostic::error(field.then(name), why))
-        .collect()
-}
-
 impl AgentDefinition {
-    /// Returns the subagents for whose results the agent waits: those that its `task` tool offers.
-    pub fn synchronous(&self) -> impl Iterator<Item = &SubagentDefinition> {
-        self.subagents.iter().filter(|subagent| !subagent.is_background())
-    }
-
-    /// Returns the subagents that work in the background.
-    pub fn background(&self) -> impl Iterator<Item = &SubagentDefinition> {
-        self.subagents.iter().filter(|subagent| subagent.is_background())
-    }
-
     /// Reports subagents that are unknown agents of this server.
     pub fn unknown_agents(&self, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
-        let list = FieldPath::of(["subagents"]);
-        let all = self.subagents.iter().enumerate();
-        all.filter_map(|(at, subagent)| subagent.unknown_agent(&list.then(at), agents))
+        self.subagents_with_fields()
+            .filter_map(|(field, subagent)| subagent.unknown_agent(&field, agents))
             .collect()
     }
 
@@ -250,15 +180,16 @@ impl AgentDefinition {
     pub(super) fn check_background_names(&self) -> Vec<Diagnostic> {
         let general = &self.general_purpose_subagent;
         let taken = general.name.as_deref().unwrap_or(GENERAL_PURPOSE);
-        let all = self.subagents.iter().enumerate();
-        let twins = all.filter(|(_, subagent)| general.enabled && subagent.is_background() && subagent.name == taken);
+        let is_twin = |subagent: &SubagentDefinition| subagent.is_background() && subagent.name == taken;
+        let twins = self
+            .subagents_with_fields()
+            .filter(|(_, subagent)| general.enabled && is_twin(subagent));
         let message = format!(
             "`{taken}` is the name of the general-purpose subagent; choose another, or switch that one off: \
              `general_purpose_subagent.enabled = false`"
         );
-        let field = |at: usize| FieldPath::of(["subagents"]).then(at).then("name");
         twins
-            .map(|(at, _)| Diagnostic::error(field(at), message.clone()))
+            .map(|(field, _)| Diagnostic::error(field.then("name"), message.clone()))
             .collect()
     }
 }
