@@ -55,6 +55,8 @@ use crate::domain::visibility::Visibility;
 use implied_id::{stored_assistant, stored_root};
 
 const TABLE: &str = "runs";
+/// The maximum number of rows of an `insert`.
+const MAX_ROWS: usize = 200;
 
 const COLUMNS: &str = "\
     run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
@@ -366,12 +368,15 @@ pub async fn insert_begun(
 /// # Errors
 /// As [`insert`], also when one of them exists.
 pub async fn insert_children(tx: &mut Tx<'_>, children: &[&Run]) -> DbResult<()> {
-    let rows = children.iter().map(|run| NewRow {
-        run,
-        worker: None,
-        first_seq: None,
-    });
-    insert_rows(tx, &rows.collect::<Vec<_>>()).await
+    for batch in children.chunks(MAX_ROWS) {
+        let rows = batch.iter().map(|run| NewRow {
+            run,
+            worker: None,
+            first_seq: None,
+        });
+        insert_rows(tx, &rows.collect::<Vec<_>>()).await?;
+    }
+    Ok(())
 }
 
 async fn insert_rows(tx: &mut Tx<'_>, new: &[NewRow<'_>]) -> DbResult<()> {

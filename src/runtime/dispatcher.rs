@@ -29,11 +29,13 @@ use crate::domain::time::Timestamp;
 use crate::tool::background::Tasks;
 
 mod drive;
+mod queue_state;
 mod run_end;
 mod scope;
 mod uncertain_claims;
 
 use drive::AdmittedWork;
+use queue_state::QueueState;
 use uncertain_claims::UncertainClaims;
 
 /// The pause between two looks for runs that another process has left in a crash, while there are other processes, and the
@@ -71,9 +73,8 @@ pub(super) struct Dispatcher {
     /// The runs of subagents at work in this process, and of subagents that wait while their callers are at work.
     pub(super) children: Arc<Children>,
     pub(super) parked: Arc<Children>,
-    /// True when a run may be queued, so that the queue is read when another run ends. A run of another process that no look
-    /// has found yet is not counted: its notification causes the look.
-    queued: AtomicBool,
+    /// The state of the queue, by which the end of a run causes a look at it or not.
+    queue: QueueState,
     /// True when other processes use the same database.
     pub(super) has_company: AtomicBool,
     /// True when another process has given a run back, so that the next look finds it.
@@ -103,7 +104,7 @@ impl Dispatcher {
             active: ActiveRuns::default(),
             children: Arc::default(),
             parked: Arc::default(),
-            queued: AtomicBool::new(true),
+            queue: QueueState::default(),
             has_company: AtomicBool::new(false),
             has_orphans: AtomicBool::new(false),
             uncertain_claims: Arc::default(),
@@ -182,7 +183,7 @@ impl Dispatcher {
 
     /// Marks that a run is queued, and wakes the dispatch loop.
     pub(super) fn has_queued(&self) {
-        self.queued.store(true, Ordering::Release);
+        self.queue.note_queued();
         self.wakeup.notify_one();
     }
 
@@ -197,7 +198,8 @@ impl Dispatcher {
     /// found all of them taken, or runs that wait for that one, or the run was given back. If the last look has found that no
     /// run is queued, none follows: whoever queues a run wakes the loop, on Postgres by a notification.
     pub(super) fn slot_is_free(&self) {
-        if self.queued.load(Ordering::Acquire) || self.has_orphans.load(Ordering::Acquire) {
+        let may_be_queued = self.queue.note_free_slot();
+        if may_be_queued || self.has_orphans.load(Ordering::Acquire) {
             self.wakeup.notify_one();
         }
     }
@@ -243,8 +245,7 @@ impl Dispatcher {
     async fn begin_due(self: &Arc<Self>) -> DbResult<Option<Timestamp>> {
         while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
             let now = self.core.clock.now();
-            // A run that is queued meanwhile sets it again.
-            self.queued.store(false, Ordering::Release);
+            self.queue.begin_look();
             let core = Arc::clone(&self.core);
             let looked = self
                 .core
@@ -252,24 +253,26 @@ impl Dispatcher {
                 .write(move |tx| Box::pin(async move { core.turns.claim_next(tx, &core.quotas, core.id, now).await }))
                 .await;
             let looked = looked.inspect_err(|error| {
-                self.queued.store(true, Ordering::Release);
+                self.queue.note_queued();
                 self.uncertain_claims.note(error);
             })?;
             let claim = match looked {
                 QueueLook::Empty => return Ok(None),
                 QueueLook::Waiting(next) => {
-                    self.queued.store(true, Ordering::Release);
+                    if self.queue.note_waiting() {
+                        self.wakeup.notify_one();
+                    }
                     return Ok(next);
                 }
                 QueueLook::Claimed(claim) => claim,
             };
-            self.queued.store(true, Ordering::Release);
+            self.queue.note_queued();
             self.begin(*claim, true, Some(permit));
         }
         // All slots are taken, and more runs may be queued. The end of a run wakes the loop.
-        self.queued.store(true, Ordering::Release);
+        self.queue.note_queued();
         if self.slots.available_permits() > 0 {
-            // A run has ended just before `queued` was set.
+            // A run has ended just before that was noted.
             self.wakeup.notify_one();
         }
         Ok(None)
