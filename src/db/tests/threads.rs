@@ -273,7 +273,7 @@ async fn a_search_matches_metadata_that_follow_known_ones(db: Db) {
             metadata: filter(wanted),
             ..ThreadQuery::within(AccessScope::Server)
         };
-        read!(db, |tx| threads::count(tx, &wanted)) == 1
+        read!(db, |tx| thread_search::count(tx, &wanted)) == 1
     };
     // A value is added, then one is gone.
     for (metadata, has_a, has_b) in [
