@@ -18,11 +18,15 @@ use tokio::time::Instant;
 
 use super::open_answers::OpenAnswers;
 use super::slot::{Slot, SlotContent};
-use crate::domain::event::Event;
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::{Event, EventBody, Fact};
 use crate::domain::id::RunId;
 
 /// The number of events in memory. Readers that fall further behind read stored events, without the chunks of answers.
 const CAPACITY: usize = 1024;
+/// The number of events in memory from which those who wait for the end of a run are woken by each stored event, too: they read
+/// what is there before memory drops it.
+const MANY: usize = CAPACITY / 2;
 /// The time for which readers rely on the process that has sent the last chunk, instead of polling the database.
 const RELIANCE: Duration = Duration::from_secs(2);
 
@@ -32,6 +36,8 @@ pub struct ThreadLog {
     ring: Mutex<RingBuffer>,
     // It carries no events: a reader only needs to know that there is more.
     changes: Arc<Notify>,
+    /// For readers that wait for the end of a run: they are woken by fewer changes.
+    ends: Arc<Notify>,
     /// The version of the thread at the last check for changes by other processes.
     version: AtomicI64,
     /// True if the other processes know that readers here wait for chunks.
@@ -85,6 +91,7 @@ impl ThreadLog {
         Self {
             ring: Mutex::default(),
             changes: Arc::default(),
+            ends: Arc::default(),
             version: AtomicI64::new(i64::MIN),
             announced: AtomicBool::new(false),
             wanted,
@@ -171,14 +178,20 @@ impl ThreadLog {
     /// Makes stored events with reserved numbers visible.
     pub fn publish(&self, events: impl IntoIterator<Item = Arc<Event>>) {
         let mut ring = self.ring();
+        let mut is_end = false;
         for event in events {
+            is_end |= is_end_of_run(&event);
             if let Ok(at) = ring.slots.binary_search_by_key(&event.seq, |slot| slot.seq) {
                 ring.slots[at].content = SlotContent::Visible(event);
             }
         }
         ring.trim();
+        let is_due = is_end || ring.slots.len() > MANY;
         drop(ring);
-        self.notify();
+        self.changes.notify_waiters();
+        if is_due {
+            self.ends.notify_waiters();
+        }
     }
 
     /// Releases reserved numbers whose events were not stored.
@@ -199,7 +212,8 @@ impl ThreadLog {
         });
         ring.trim();
         drop(ring);
-        self.notify();
+        // Who waits for the end of a run is not woken for each piece of an answer.
+        self.changes.notify_waiters();
     }
 
     /// The events in memory after `after`, for a reader of `run`.
@@ -339,12 +353,19 @@ impl ThreadLog {
 
     /// Returns true if a reader waits for changes.
     pub(super) fn has_readers(&self) -> bool {
-        Arc::strong_count(&self.changes) > 1
+        Arc::strong_count(&self.changes) > 1 || Arc::strong_count(&self.ends) > 1
     }
 
     /// Returns a future of the next change after this call: new events, and the start and end of runs.
     pub(super) fn next_change(&self) -> OwnedNotified {
         Arc::clone(&self.changes).notified_owned()
+    }
+
+    /// Returns a future of the next change after this call that concerns a reader which waits for the end of a run: the end
+    /// of the main agent, the start and end of runs here, and what other processes do. If memory has [many](MANY) events, each
+    /// stored one is such a change.
+    pub(super) fn next_end(&self) -> OwnedNotified {
+        Arc::clone(&self.ends).notified_owned()
     }
 
     /// Wakes all readers, which look into the database: a run has ended in another process.
@@ -363,11 +384,17 @@ impl ThreadLog {
 
     fn notify(&self) {
         self.changes.notify_waiters();
+        self.ends.notify_waiters();
     }
 
     fn ring(&self) -> MutexGuard<'_, RingBuffer> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns whether the main agent of a run ends with an event.
+fn is_end_of_run(event: &Event) -> bool {
+    event.origin.lane == Lane::Main && matches!(event.body, EventBody::Fact(Fact::Ended { .. }))
 }
 
 impl RingBuffer {

@@ -1,9 +1,9 @@
 use futures::FutureExt;
 
 use super::*;
-use crate::domain::checkpoint::Lane;
-use crate::domain::event::{EventBody, Fact, Origin};
+use crate::domain::event::Origin;
 use crate::domain::id::RunId;
+use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
 fn event(seq: i64) -> Event {
@@ -146,6 +146,49 @@ fn readers_wake_on_new_events_and_when_a_run_starts_or_ends() {
     rang("abandon", &|| log.abandon(log.reserve(1), 1));
     rang("publish", &|| publish(&log, [log.reserve(1)]));
     rang("close", &|| log.close(0));
+}
+
+/// The event that an agent ends.
+fn end_of(lane: Lane, seq: i64) -> Event {
+    let paused = event(seq);
+    let origin = Origin {
+        lane,
+        ..Origin::clone(&paused.origin)
+    };
+    Event {
+        origin: Arc::new(origin),
+        body: EventBody::Fact(Fact::over(RunStatus::Success, None)),
+        ..paused
+    }
+}
+
+#[test]
+fn who_waits_for_the_end_of_a_run_is_not_woken_by_each_event() {
+    let log = ThreadLog::default();
+    let wakes = |act: &dyn Fn()| {
+        let end = log.next_end();
+        act();
+        end.now_or_never().is_some()
+    };
+    let publish_end = |lane| log.publish([Arc::new(end_of(lane, log.reserve(1)))]);
+    assert!(wakes(&|| log.open(1)));
+    assert!(!wakes(&|| log.publish_volatile(event)));
+    assert!(!wakes(&|| publish(&log, [log.reserve(1)])));
+    assert!(!wakes(&|| publish_end(Lane::Child(RunId::mint()))));
+    assert!(wakes(&|| publish_end(Lane::Main)));
+    assert!(wakes(&|| log.close(0)));
+}
+
+#[test]
+fn who_waits_for_the_end_of_a_run_reads_what_memory_would_drop() {
+    let log = ThreadLog::default();
+    log.open(1);
+    for _ in 0..MANY {
+        log.publish_volatile(event);
+    }
+    let end = log.next_end();
+    publish(&log, [log.reserve(1)]);
+    assert!(end.now_or_never().is_some());
 }
 
 /// The numbers of [`seen`] for a reader of this run.

@@ -176,6 +176,27 @@ async fn a_reader_from_the_start_gets_every_event_once_and_in_order() {
 }
 
 #[tokio::test]
+async fn a_reader_that_is_woken_at_the_end_gets_every_event() {
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.log.expect_run(run.id, true);
+            scene.log.open(1);
+            let mut tail = scene.events.tail(&run, After::Start).waking_at_end();
+            let work = async {
+                scene.commits(&run, &[Fact::Paused]).await;
+                scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
+                scene.commits(&run, &[ended()]).await;
+            };
+            let reading = timeout(PATIENCE, all(&mut tail));
+            let (read, ()) = tokio::join!(reading, work);
+            assert_eq!(read.expect("it is woken"), [1, 2, 3]);
+        })
+        .await;
+}
+
+#[tokio::test]
 async fn a_late_reader_reads_stored_events_and_then_those_in_memory() {
     RowAccess::Server
         .scope(async {
