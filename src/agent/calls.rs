@@ -390,6 +390,7 @@ impl Loop<'_> {
             .collect();
         // The results that are there at the same time are stored together, and so are the delegations.
         let mut delegations = vec![];
+        let mut received = vec![];
         let mut ready = ReadyResults::new();
         let mut together = 0;
         loop {
@@ -429,6 +430,7 @@ impl Loop<'_> {
                 CallResult::Child(Ok(ChildResult::ForTool(result))) => {
                     machine.delegation_done(at, self.admitted(machine, result));
                     if let Some(job) = self.prepare(machine, pending, at, remembered) {
+                        publish_answers(machine, pending, &mut received);
                         let jobs = std::slice::from_ref(&job);
                         let stored = self.record_start(machine, pending, jobs, &[]).boxed();
                         beside(&mut running, &mut ready, stored).await?;
@@ -443,11 +445,12 @@ impl Loop<'_> {
                 CallResult::Child(Err(ExitReason::Cancelled)) => outcome.stopped = true,
                 CallResult::Child(Err(stop)) => {
                     // The results that came with it.
+                    publish_answers(machine, pending, &mut received);
                     beside(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
                     return Err(stop.into());
                 }
             }
-            self.publish_answer(machine, pending, at, running.is_empty());
+            received.push(at);
             together += 1;
             if ready.is_empty() {
                 ready.extend(running.next().now_or_never().flatten());
@@ -457,18 +460,21 @@ impl Loop<'_> {
             }
             together = 0;
             if !delegations.is_empty() {
-                let calls: Vec<usize> = delegations.iter().map(|(at, _)| *at).collect();
+                publish_answers(machine, pending, &mut received);
+                received.extend(delegations.iter().map(|(at, _)| *at));
                 let delegations = std::mem::take(&mut delegations);
                 let admitted = Box::pin(self.delegate_all(machine, pending, delegations));
                 let started = beside(&mut running, &mut ready, admitted).await?;
                 running.extend(started);
-                for at in calls {
-                    self.publish_answer(machine, pending, at, running.is_empty());
-                }
             }
             if !running.is_empty() || !ready.is_empty() {
+                publish_answers(machine, pending, &mut received);
                 beside(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
             }
+        }
+        // The checkpoint of a complete step publishes the answers that came last.
+        if !machine.all_answered() {
+            publish_answers(machine, pending, &mut received);
         }
         Ok(outcome)
     }
@@ -540,34 +546,41 @@ impl Loop<'_> {
             },
         }
     }
+}
 
-    /// Publishes the answer of one of several calls. The answer that completes the step is published by the step's
-    /// checkpoint. That of a call that is no longer in the conversation is not published.
-    fn publish_answer(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize, last: bool) {
-        let Some(CallStatus::Answered(answer)) = machine.call_status(at) else {
-            return;
-        };
-        let Some(head) = machine.head else {
-            return;
-        };
-        if answer.is_logged || machine.call_id(at).is_none() || last && machine.all_answered() {
-            return;
-        }
-        let answer = answer.clone();
-        pending.push(PendingWrite::Fact(Fact::Answered {
-            head,
-            carried_from: machine.position.carried_from,
-            call: at,
-            writes: answer.writes.clone(),
-        }));
-        machine.set_call_status(
-            at,
-            CallStatus::Answered(Box::new(ToolOutput {
-                is_logged: true,
-                ..*answer
-            })),
-        );
+/// Publishes the answers to those of the `received` calls that have one, before a commit in the middle of the step. The step's
+/// checkpoint publishes those that come later.
+fn publish_answers(machine: &mut Machine, pending: &mut PendingWrites, received: &mut Vec<usize>) {
+    for at in received.drain(..) {
+        publish_answer(machine, pending, at);
     }
+}
+
+/// Publishes the answer to one of several calls. That to a call that is no longer in the conversation is not published.
+fn publish_answer(machine: &mut Machine, pending: &mut PendingWrites, at: usize) {
+    let Some(CallStatus::Answered(answer)) = machine.call_status(at) else {
+        return;
+    };
+    let Some(head) = machine.head else {
+        return;
+    };
+    if answer.is_logged || machine.call_id(at).is_none() {
+        return;
+    }
+    let answer = answer.clone();
+    pending.push(PendingWrite::Fact(Fact::Answered {
+        head,
+        carried_from: machine.position.carried_from,
+        call: at,
+        writes: answer.writes.clone(),
+    }));
+    machine.set_call_status(
+        at,
+        CallStatus::Answered(Box::new(ToolOutput {
+            is_logged: true,
+            ..*answer
+        })),
+    );
 }
 
 /// Waits for `work` while the calls go on, and keeps the results that arrive meanwhile. A subagent does not wait for a commit of
