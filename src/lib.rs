@@ -125,7 +125,7 @@
 //! | the streams of LangGraph, old and new | `http/stream/v1`, `http/stream/v2` |
 //! | the requests and responses of LangGraph | `http/wire`; information and metrics: `http/system.rs` |
 //! | other servers that speak LangGraph's wire | `peer/responses.rs` |
-//! | rows of the former release, and rows that it has to read | `db/short_form.rs`, `db/questions.rs`, `db/upgrade.rs`, `definition/record.rs` |
+//! | rows of the former release, and rows that it has to read | `db/codec/short_form.rs`, `db/questions.rs`, `db/engine/upgrade.rs`, `definition/record.rs` |
 //!
 //! # How to add …
 //!
@@ -159,7 +159,7 @@
 //!
 //! **a table**: a new file in `migrations/sqlite/` and in `migrations/postgres/`, there with a policy for the rows of
 //! tenants; one file of functions in `db/`, with its rows in `from_row!`; its lines in `db/erasure.rs`, if it is about users,
-//! and in `db/sealing/rekey.rs`, if it holds secrets; its name in `db/tests/tables.rs`, and a test on both engines. The
+//! and in `db/admin/rekey.rs`, if it holds secrets; its name in `db/tests/tables.rs`, and a test on both engines. The
 //! servers of the former release go on with the new tables until an upgrade is finished. `db/mcp_logins.rs` is one.
 
 #![cfg_attr(

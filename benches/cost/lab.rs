@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use adjutant::agent::assemble::AgentFactory;
 use adjutant::db::Db;
-use adjutant::definition::check::ValidationContext;
 use adjutant::definition::provider::ProviderKind;
-use adjutant::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
+use adjutant::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind, ValidationContext};
 use adjutant::domain::background::PollPolicy;
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::identity::Identity;

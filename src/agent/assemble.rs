@@ -8,14 +8,16 @@ use serde_json::{Map, Value};
 use super::subagent_registry::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
 use super::{Agent, AgentKind, FallbackModel, Forks, ModelLoop, SharedState};
 use crate::definition::builtins::Builtin;
-use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
+use crate::definition::mcp::{self, ToolNames, by_model_name};
+use crate::definition::servers::McpOwner;
 use crate::definition::{
     self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, DefinitionSource, FileRules,
     HarnessProfiles, Location, ModelNames, ModelUsage, STEP_LIMIT, SubagentDefinition, SubagentMode,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
-use crate::domain::field::{DeclaredFields, Rules};
+use crate::domain::declared_fields::DeclaredFields;
+use crate::domain::field::Rules;
 use crate::domain::identity::Tenant;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::REPEATED_FAILURES;

@@ -46,6 +46,17 @@ pub(super) enum CallResult {
     Child(Result<ChildResult, ExitReason>),
 }
 
+impl CallResult {
+    /// Returns whether the call is answered. One that delegates, asks, fails or stops is not, or not yet.
+    fn is_answer(&self) -> bool {
+        match self {
+            Self::Returned(Ok(CallOutcome::Answer(_))) | Self::Child(Ok(ChildResult::Answer(_))) => true,
+            Self::Returned(Ok(CallOutcome::Delegate(_)) | Err(_))
+            | Self::Child(Ok(ChildResult::ForTool(_) | ChildResult::Parked { .. }) | Err(_)) => false,
+        }
+    }
+}
+
 /// The running calls and child runs of one tool step.
 type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, CallResult)>>;
 
@@ -417,6 +428,10 @@ impl Loop<'_> {
             // Progress that the call reported before it returned.
             self.record_pending_progress(pending);
             let Some((at, result)) = next else { break };
+            if !result.is_answer() {
+                // The step may wait or end here, and what follows must come later than these answers.
+                publish_answers(machine, pending, &mut received);
+            }
             match result {
                 CallResult::Returned(Ok(CallOutcome::Delegate(delegation))) => delegations.push((at, delegation)),
                 CallResult::Returned(Ok(CallOutcome::Answer(answer)))
@@ -430,7 +445,6 @@ impl Loop<'_> {
                 CallResult::Child(Ok(ChildResult::ForTool(result))) => {
                     machine.delegation_done(at, self.admitted(machine, result));
                     if let Some(job) = self.prepare(machine, pending, at, remembered) {
-                        publish_answers(machine, pending, &mut received);
                         let jobs = std::slice::from_ref(&job);
                         let stored = self.record_start(machine, pending, jobs, &[]).boxed();
                         beside(&mut running, &mut ready, stored).await?;
@@ -445,7 +459,6 @@ impl Loop<'_> {
                 CallResult::Child(Err(ExitReason::Cancelled)) => outcome.stopped = true,
                 CallResult::Child(Err(stop)) => {
                     // The results that came with it.
-                    publish_answers(machine, pending, &mut received);
                     beside(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
                     return Err(stop.into());
                 }
@@ -461,6 +474,7 @@ impl Loop<'_> {
             together = 0;
             if !delegations.is_empty() {
                 publish_answers(machine, pending, &mut received);
+                // Those that are refused are answered.
                 received.extend(delegations.iter().map(|(at, _)| *at));
                 let delegations = std::mem::take(&mut delegations);
                 let admitted = Box::pin(self.delegate_all(machine, pending, delegations));

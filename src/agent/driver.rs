@@ -290,7 +290,7 @@ impl Loop<'_> {
                 None if own.summarization.is_some() => machine.state.messages.recent().to_vec(),
                 // The thread had another definition: of messages that have left the state, only the summary is there.
                 None if machine.state.messages.left_len() > 0 => {
-                    summarization::view(&machine.state, &machine.state.messages.all())
+                    summarization::view(&machine.state.fields, &machine.state.messages.all())
                 }
                 None => machine.state.messages.all().into_owned(),
             },

@@ -82,7 +82,7 @@ impl Subagent {
                 self.agent.name
             );
             // The fork goes on from what its caller's model reads.
-            let read = summarization::view(parent, parent.before_last_answer());
+            let read = summarization::view(&parent.fields, parent.before_last_answer());
             input.messages.extend(read);
             // A program reads every shared field, and a fork continues as its caller.
             if self.agent.program().is_none() {

@@ -10,7 +10,7 @@ use super::execution;
 use crate::config::{Config, Problems, Watch};
 use crate::db::warn_of;
 use crate::definition::StoredDiagnostic;
-use crate::definition::mcp::ServerDefinition;
+use crate::definition::servers::ServerDefinition;
 use crate::runtime::{Definitions, FileAgent, FileAgents};
 
 /// Returns the agents that the files of a configuration define, without remarks.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::sections::seconds;
+use crate::definition::words::timeout_problem;
 
 /// `[answers]`: limits of the size and pace of responses from models, tools, MCP servers and remote agents. Tools and
 /// MCP servers also have a `timeout_s` for the whole response.
@@ -87,7 +88,7 @@ impl AnswersSection {
         ];
         let wrong_times = times
             .into_iter()
-            .filter(|(_, given)| !(*given > 0.0 && *given <= 86_400.0));
+            .filter_map(|(field, given)| Some((vec![field], timeout_problem(given, 86_400.0)?)));
         let sizes = [
             ("max_model_bytes", self.max_model_bytes),
             ("max_line_bytes", self.max_line_bytes),
@@ -98,8 +99,6 @@ impl AnswersSection {
             ("max_remote_stream_bytes", self.max_remote_stream_bytes),
         ];
         let wrong_sizes = sizes.into_iter().filter(|(_, given)| *given == 0);
-        let wrong_times =
-            wrong_times.map(|(field, _)| (vec![field], "must be more than 0 and at most 86400 seconds".to_owned()));
         let wrong_sizes =
             wrong_sizes.map(|(field, _)| (vec![field], "must be a whole number of at least 1".to_owned()));
         wrong_times.chain(wrong_sizes).collect()

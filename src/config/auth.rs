@@ -11,7 +11,7 @@ use url::Url;
 
 use super::policies::PoliciesSection;
 use super::sections::{KeySource, seconds};
-use crate::definition::words::{address_problem, is_word};
+use crate::definition::words::{address_problem, is_word, timeout_problem};
 use crate::definition::{Diagnostic, FieldPath};
 use crate::domain::Invalid;
 use crate::domain::access::SharingRule;
@@ -489,11 +489,8 @@ impl HookSection {
         if let Some(problem) = address_problem(&self.url) {
             findings.push(error("url", problem));
         }
-        if !(self.timeout_s > 0.0 && self.timeout_s <= MAX_HOOK_TIMEOUT_S) {
-            findings.push(error(
-                "timeout_s",
-                format!("must be more than 0 and at most {MAX_HOOK_TIMEOUT_S} seconds"),
-            ));
+        if let Some(problem) = timeout_problem(self.timeout_s, MAX_HOOK_TIMEOUT_S) {
+            findings.push(error("timeout_s", problem));
         }
         if self.headers.is_empty() || self.headers.len() > MAX_HOOK_HEADERS {
             findings.push(error("headers", format!("must name 1 to {MAX_HOOK_HEADERS} headers")));

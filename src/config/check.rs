@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use super::quotas::check_prices;
 use super::shared_checks::{MIN_SWEEP_MINUTES, host_problem, origin_problem, provider_problems};
 use super::{AuthSection, ClusterSection, Config, EncryptionSection, ProviderSection, Server, ServerRole, TimeToLive};
-use crate::definition::check::{ValidationContext, check_agent, check_tool};
+use crate::definition::check::check_agent;
 use crate::definition::provider::PROVIDERS;
-use crate::definition::words::is_word;
-use crate::definition::{Diagnostic, FieldPath, Segment};
+use crate::definition::words::{is_word, timeout_problem};
+use crate::definition::{Diagnostic, FieldPath, Segment, ValidationContext};
 use crate::domain::name_patterns::is_pattern;
 use crate::domain::postgres_url::PostgresUrl;
 
@@ -92,7 +92,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
         let field = FieldPath::of(["tools", name.as_str()]);
         check
             .findings
-            .extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
+            .extend(tool.check(name).into_iter().map(|finding| finding.under(&field)));
     }
     for (name, server) in &config.mcp_servers {
         let field = FieldPath::of(["mcp_servers", name.as_str()]);
@@ -199,9 +199,9 @@ impl Check {
             .push(Diagnostic::error(FieldPath::of(field.iter().copied()), message));
     }
 
-    fn seconds(&mut self, field: &[&str], value: f64) {
-        if !(value > 0.0 && value <= MAX_TIME_S) {
-            self.error(field, format!("must be more than 0 and at most {MAX_TIME_S} seconds"));
+    fn timeout(&mut self, field: &[&str], value: f64, most: f64) {
+        if let Some(problem) = timeout_problem(value, most) {
+            self.error(field, problem);
         }
     }
 
@@ -272,7 +272,7 @@ impl Check {
         if server.max_connections == Some(0) {
             self.error(&["server", "max_connections"], "must be a whole number of at least 1");
         }
-        self.seconds(&["server", "body_timeout_s"], server.body_timeout_s);
+        self.timeout(&["server", "body_timeout_s"], server.body_timeout_s, MAX_TIME_S);
         for (at, name) in server.hosts.iter().enumerate() {
             if let Some(problem) = host_problem(name).filter(|_| name != "*") {
                 let field = FieldPath::of(["server", "hosts"]).then(at);
@@ -287,14 +287,17 @@ impl Check {
         for (name, _) in counts.into_iter().filter(|(_, is_zero)| *is_zero) {
             self.error(&["server", name], "must be a whole number of at least 1");
         }
-        self.seconds(&["server", "request_s"], server.request_s);
+        self.timeout(&["server", "request_s"], server.request_s, MAX_TIME_S);
         self.interval(&["server", "keep_alive_s"], server.keep_alive_s, MIN_KEEP_ALIVE_S);
-        self.seconds(&["server", "shutdown_s"], server.shutdown_s);
+        self.timeout(&["server", "shutdown_s"], server.shutdown_s, MAX_TIME_S);
         if !(server.drain_s >= 0.0 && (server.drain_s == 0.0 || server.drain_s < server.shutdown_s)) {
             let message = "must be at least 0 and less than `shutdown_s`, at which the server stops in any case";
             self.error(&["server", "drain_s"], message);
         }
-        self.seconds(&["server", "cors_max_age_s"], server.cors_max_age_s);
+        if !(server.cors_max_age_s > 0.0 && server.cors_max_age_s <= MAX_TIME_S) {
+            let message = format!("must be more than 0 and at most {MAX_TIME_S} seconds");
+            self.error(&["server", "cors_max_age_s"], message);
+        }
         for (at, origin) in server.cors_origins.iter().enumerate() {
             if let Some(problem) = origin_problem(origin).filter(|_| origin != "*") {
                 let field = FieldPath::of(["server", "cors_origins"]).then(at);
@@ -350,10 +353,7 @@ impl Check {
         }
         self.interval(&["runtime", "lease_s"], runtime.lease_s, MIN_LEASE_S);
         self.interval(&["runtime", "heartbeat_s"], runtime.heartbeat_s, MIN_HEARTBEAT_S);
-        if !(runtime.max_run_s > 0.0 && runtime.max_run_s <= MAX_RUN_S) {
-            let message = format!("must be more than 0 and at most {MAX_RUN_S} seconds");
-            self.error(&["runtime", "max_run_s"], message);
-        }
+        self.timeout(&["runtime", "max_run_s"], runtime.max_run_s, MAX_RUN_S);
         let counts = [
             ("max_queued_runs", runtime.max_queued_runs),
             ("max_queued_runs_per_thread", runtime.max_queued_runs_per_thread),
@@ -457,8 +457,12 @@ impl Check {
 
     fn storage(&mut self, config: &Config) {
         let storage = &config.storage;
-        self.seconds(&["storage", "statement_timeout_s"], storage.statement_timeout_s);
-        self.seconds(&["storage", "connect_timeout_s"], storage.connect_timeout_s);
+        self.timeout(
+            &["storage", "statement_timeout_s"],
+            storage.statement_timeout_s,
+            MAX_TIME_S,
+        );
+        self.timeout(&["storage", "connect_timeout_s"], storage.connect_timeout_s, MAX_TIME_S);
         if !(MIN_BLOB_CHARS..=MAX_BLOB_CHARS).contains(&storage.blob_min_chars) {
             let message = format!("must be a whole number from {MIN_BLOB_CHARS} to {MAX_BLOB_CHARS}");
             self.error(&["storage", "blob_min_chars"], message);

@@ -7,8 +7,7 @@ use serde_json::{Map, Value};
 
 use super::problem::SettingOrigin;
 use super::{Config, ConfigReader};
-use crate::definition::check::ValidationContext;
-use crate::definition::{AgentDefinition, Diagnostic, FieldPath};
+use crate::definition::{AgentDefinition, Diagnostic, FieldPath, ValidationContext};
 
 /// The name of the program as a source, in messages.
 pub(super) const PROGRAM: &str = "the program";

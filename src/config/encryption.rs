@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::sections::seconds;
+use crate::definition::words::timeout_problem;
 
 /// The longest time for the command, in seconds.
 const MAX_COMMAND_S: f64 = 600.0;
@@ -61,11 +62,8 @@ impl EncryptionSection {
         {
             add("key_command", "must begin with the name of a program".to_owned());
         }
-        if !(self.key_command_s > 0.0 && self.key_command_s <= MAX_COMMAND_S) {
-            add(
-                "key_command_s",
-                format!("must be more than 0 and at most {MAX_COMMAND_S}"),
-            );
+        if let Some(problem) = timeout_problem(self.key_command_s, MAX_COMMAND_S) {
+            add("key_command_s", problem);
         }
         problems
     }

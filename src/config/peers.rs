@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::sections::seconds;
 use super::webhooks::host_problems;
-use crate::definition::words::address_problem;
+use crate::definition::words::{address_problem, timeout_problem};
 use crate::definition::{Diagnostic, FieldPath, Headers, check_headers};
 
 /// The shortest and the longest pause between two polls of a task on another server, in seconds.
@@ -107,8 +107,8 @@ impl PeersSection {
             ("patience_s", self.patience_s, 86_400.0),
             ("background_patience_s", self.background_patience_s, 30.0 * 86_400.0),
         ] {
-            if !(given > 0.0 && given <= most) {
-                problems.push((vec![field], format!("must be more than 0 and at most {most} seconds")));
+            if let Some(problem) = timeout_problem(given, most) {
+                problems.push((vec![field], problem));
             }
         }
         for (field, given) in [

@@ -62,13 +62,15 @@ impl Default for QuotasSection {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct QuotaSection {
-    /// The maximum number of requests per second to this process, as many of them at once.
+    /// The maximum number of requests per second, as many of them at once. Each server process counts for itself: several
+    /// of them allow as many times more.
     pub requests_per_second: Option<u32>,
     /// The maximum number of runs at work at the same time; further runs wait.
     pub runs_at_work: Option<u64>,
     /// The maximum number of runs that wait in the queue, including delayed ones; beyond it, new runs are refused.
     pub runs_waiting: Option<u64>,
-    /// The maximum number of open streams of this process, including waiting requests and WebSockets.
+    /// The maximum number of open streams, including waiting requests and WebSockets. Each server process counts for itself:
+    /// several of them allow as many times more.
     pub open_streams: Option<u64>,
     /// The maximum size of the stored threads and items of the Store, in bytes; beyond it, requests that store more
     /// are refused. Not for keys.

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::program_output::{output_of, read_secrets};
 use super::sections::seconds;
 use super::{NamedEntries, variable};
-use crate::definition::words::is_word;
+use crate::definition::words::{is_word, timeout_problem};
 use crate::definition::{Diagnostic, FieldPath, Headers};
 
 /// The longest time for a program, in seconds.
@@ -69,8 +69,8 @@ impl SecretSection {
         if self.command.first().is_some_and(|program| program.trim().is_empty()) {
             add("command", "must begin with the name of a program".to_owned());
         }
-        if !(self.command_s > 0.0 && self.command_s <= MAX_COMMAND_S) {
-            add("command_s", format!("must be more than 0 and at most {MAX_COMMAND_S}"));
+        if let Some(problem) = timeout_problem(self.command_s, MAX_COMMAND_S) {
+            add("command_s", problem);
         }
         findings
     }

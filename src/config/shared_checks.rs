@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::ProviderSection;
-use crate::definition::words::{address_problem, is_word};
+use crate::definition::words::{address_problem, is_word, timeout_problem};
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, check_headers};
 
 /// The shortest interval at which expired data is looked for, in minutes.
@@ -33,12 +33,10 @@ pub(super) fn provider_problems(field: &FieldPath, provider: &ProviderSection) -
         ("first_token_s", provider.first_token_s),
         ("between_tokens_s", provider.between_tokens_s),
     ];
-    let is_wrong = |time: &f64| !(*time > 0.0 && *time <= 86_400.0);
-    for (name, _) in times.iter().filter(|(_, time)| time.as_ref().is_some_and(is_wrong)) {
-        add(
-            field.then(*name),
-            "must be more than 0 and at most 86400 seconds".to_owned(),
-        );
+    for (name, time) in times {
+        if let Some(problem) = time.and_then(|time| timeout_problem(time, 86_400.0)) {
+            add(field.then(name), problem);
+        }
     }
     let keys = [
         provider.api_key_env.is_some(),

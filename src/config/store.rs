@@ -6,9 +6,9 @@ use serde::Deserialize;
 
 use super::Config;
 use super::shared_checks::MIN_SWEEP_MINUTES;
-use crate::definition::check::{ValidationContext, check_model};
+use crate::definition::check::check_model;
 use crate::definition::provider::ProviderKind;
-use crate::definition::{Diagnostic, FieldPath};
+use crate::definition::{Diagnostic, FieldPath, ValidationContext};
 use crate::domain::item::texts::MAX_PATHS;
 use crate::domain::item::{self, TextPath};
 

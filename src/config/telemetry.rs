@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::sections::seconds;
 use crate::definition::header_name_problem;
+use crate::definition::words::timeout_problem;
 
 /// The name of the service, unless the settings say otherwise.
 const SERVICE_NAME: &str = "adjutant";
@@ -217,8 +218,8 @@ impl TelemetrySection {
             ("timeout_s", self.timeout_s, 120.0),
             ("shutdown_s", self.shutdown_s, 60.0),
         ] {
-            if !(value > 0.0 && value <= most) {
-                problems.push((vec![field], format!("must be more than 0 and at most {most}")));
+            if let Some(problem) = timeout_problem(value, most) {
+                problems.push((vec![field], problem));
             }
         }
         if !(MIN_EXPORT_INTERVAL_S..=MAX_EXPORT_INTERVAL_S).contains(&self.export_interval_s) {

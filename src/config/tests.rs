@@ -173,7 +173,7 @@ limits = { children_at_once = 0, tree = {} }
     for wrong in [
         "agents.a.limits.model_calls: must be a whole number of at least 1",
         "agents.a.limits.depth: must be a whole number from 0 to 32",
-        "agents.a.limits.wall_s: must be a number of seconds above 0",
+        "agents.a.limits.wall_s: must be a number of seconds of at least 0.01",
         "agents.a.limits.cost: must be a number of at least 0.000001",
         "agents.a.limits.calls: unknown key",
         "agents.a.limits.tree.tokens: must be a whole number of at least 1",
@@ -243,6 +243,85 @@ refresh_s = 0.001
         "tool_servers.crm.refresh_s: must be from 1 to 86400 seconds",
     ] {
         assert!(problems.contains(wrong), "{wrong} is not in\n{problems}");
+    }
+}
+
+#[test]
+fn time_outs_have_a_minimum() {
+    let text = r#"[server]
+body_timeout_s = 0.001
+request_s = 0.001
+shutdown_s = 0.001
+[storage]
+statement_timeout_s = 0.0001
+connect_timeout_s = 0.001
+[runtime]
+max_run_s = 0.001
+[answers]
+first_token_s = 0.001
+between_tokens_s = 0.001
+first_byte_s = 0.001
+between_bytes_s = 0.001
+[webhooks]
+timeout_s = 0.001
+[peers]
+patience_s = 0.001
+background_patience_s = 0.001
+[encryption]
+key_command_s = 0.001
+[telemetry]
+otlp_endpoint = "http://127.0.0.1:4318"
+timeout_s = 0.001
+shutdown_s = 0.001
+[providers.own]
+kind = "openai"
+first_token_s = 0.001
+between_tokens_s = 0.001
+[tools.slow]
+description = "Is slow."
+url = "http://127.0.0.1:9400"
+timeout_s = 0.001
+[mcp_servers.notes]
+url = "http://127.0.0.1:9400"
+timeout_s = 0.001
+start_timeout_s = 0.001
+[tool_servers.crm]
+url = "http://127.0.0.1:9400"
+timeout_s = 0.001
+start_timeout_s = 0.001
+[sandboxes.away]
+url = "http://127.0.0.1:9400"
+timeout_s = 0.001
+"#;
+    let problems = complaints(text);
+    for wrong in [
+        "server.body_timeout_s",
+        "server.request_s",
+        "server.shutdown_s",
+        "storage.statement_timeout_s",
+        "storage.connect_timeout_s",
+        "runtime.max_run_s",
+        "answers.first_token_s",
+        "answers.between_tokens_s",
+        "answers.first_byte_s",
+        "answers.between_bytes_s",
+        "webhooks.timeout_s",
+        "peers.patience_s",
+        "peers.background_patience_s",
+        "encryption.key_command_s",
+        "telemetry.timeout_s",
+        "telemetry.shutdown_s",
+        "providers.own.first_token_s",
+        "providers.own.between_tokens_s",
+        "tools.slow.timeout_s",
+        "mcp_servers.notes.timeout_s",
+        "mcp_servers.notes.start_timeout_s",
+        "tool_servers.crm.timeout_s",
+        "tool_servers.crm.start_timeout_s",
+        "sandboxes.away.timeout_s",
+    ] {
+        let wrong = format!("{wrong}: must be from 0.01 to ");
+        assert!(problems.contains(&wrong), "{wrong} is not in\n{problems}");
     }
 }
 

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::sections::{KeySource, seconds};
 use crate::definition::header_name_problem;
+use crate::definition::words::timeout_problem;
 
 /// The shortest and the longest pause after the first failed attempt, in seconds.
 const MIN_RETRY_S: f64 = 0.1;
@@ -101,13 +102,11 @@ impl WebhooksSection {
                 &format!("must be from {MIN_RETRY_S} to {MAX_RETRY_S} seconds"),
             );
         }
-        for (field, value, most) in [
-            ("timeout_s", self.timeout_s, 600.0),
-            ("keep_days", self.keep_days, 3650.0),
-        ] {
-            if !(value > 0.0 && value <= most) {
-                add(&[field], &format!("must be more than 0 and at most {most}"));
-            }
+        if let Some(problem) = timeout_problem(self.timeout_s, 600.0) {
+            add(&["timeout_s"], &problem);
+        }
+        if !(self.keep_days > 0.0 && self.keep_days <= 3650.0) {
+            add(&["keep_days"], "must be more than 0 and at most 3650");
         }
         if !(1..=20).contains(&self.attempts) {
             add(&["attempts"], "must be a whole number from 1 to 20");

@@ -5,11 +5,11 @@
 //! (runs, interrupts, events) has the ownership of the thread.
 
 use serde_json::{Map, Value};
-use sqlx::{QueryBuilder, query_as, query_scalar};
+use sqlx::{QueryBuilder, query_scalar};
 use uuid::Uuid;
 
+use super::codec::json::ColumnRef;
 use super::engine::{Contains, on_engine};
-use super::json::ColumnRef;
 use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership, ResourceFacts};
@@ -72,7 +72,7 @@ async fn find_facts(
     table: &'static str,
     id: Uuid,
 ) -> DbResult<Option<ResourceFacts>> {
-    let row: Option<FactsRow> = on_engine!(tx, |conn| query_as(sql).bind(id).fetch_optional(conn).await)?;
+    let row: Option<FactsRow> = tx.statement(sql).bind(id).fetch_optional().await?;
     Ok(row.map(|row| facts_of(row, table, id)))
 }
 
@@ -116,7 +116,7 @@ pub async fn assistant_facts(tx: &mut Tx<'_>, id: AssistantId, with_metadata: bo
     const WITH_METADATA: &str =
         "select tenant, owner, cast(metadata as text) as metadata, graph_id from assistants where assistant_id = $1";
     let sql = if with_metadata { WITH_METADATA } else { PLAIN };
-    let row: Option<AssistantFactsRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
+    let row: Option<AssistantFactsRow> = tx.statement(sql).bind(id.0).fetch_optional().await?;
     Ok(row.map(|row| ResourceFacts {
         graph_id: Some(row.graph_id),
         ..facts_of(row.facts, "assistants", id.0)
@@ -138,8 +138,8 @@ pub async fn delivery_facts(tx: &mut Tx<'_>, id: DeliveryId) -> DbResult<Option<
 /// Returns the thread of a run.
 pub async fn run_thread(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<ThreadId>> {
     const SQL: &str = "select thread_id from runs where run_id = $1";
-    let found: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
-    Ok(found.map(ThreadId))
+    let found: Option<(Uuid,)> = tx.statement(SQL).bind(run.0).fetch_optional().await?;
+    Ok(found.map(|(thread,)| ThreadId(thread)))
 }
 
 /// Appends the condition that a row of the tenant belongs to this owner, or to any. `alias` is that of its table with a

@@ -8,11 +8,10 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::{self, ScopedRows, push_scope};
-use super::engine::{Contains, on_engine};
-use super::json::ColumnRef;
+use super::codec::json::ColumnRef;
+use super::engine::{Contains, LaterRows, on_engine};
 use super::list_part::{ListBuilder, ListPart, PageQuery};
 use super::row::from_row;
-use super::statement::LaterRows;
 use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantSettings, AssistantVersion};

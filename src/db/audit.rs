@@ -7,8 +7,8 @@ use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
+use super::codec::json::{ColumnRef, readable};
 use super::engine::on_engine;
-use super::json::{ColumnRef, readable};
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
 use super::{DbResult, Tx};
@@ -72,7 +72,7 @@ pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
     let is_plain = entry.outcome == AuditOutcome::Allowed && entry.detail.is_empty();
     let further = match is_plain {
         true => None,
-        false => Some((entry.outcome.word(), super::json::encode(&entry.detail)?)),
+        false => Some((entry.outcome.word(), super::codec::json::encode(&entry.detail)?)),
     };
     let statement = tx
         .statement(if is_plain { PLAIN } else { FULL })

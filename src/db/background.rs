@@ -4,11 +4,11 @@ use const_format::{concatcp, str_replace};
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::engine::on_engine;
-use super::json::{ColumnRef, encode, readable, unless_corrupt};
+use super::codec::json::{ColumnRef, encode, readable, unless_corrupt};
+use super::engine::{LaterRows, on_engine};
+use super::interrupts::NO_QUESTION;
 use super::row::from_row;
-use super::runs::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE, NO_QUESTION};
-use super::statement::LaterRows;
+use super::runs::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 use super::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskLineage, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};
@@ -116,7 +116,7 @@ pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
 /// Returns the task with this id.
 pub async fn find(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<TaskRecord>> {
     const SQL: &str = concatcp!(SELECT, " where t.task_id = $1");
-    let row: Option<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(task.0).fetch_optional(conn).await)?;
+    let row: Option<TaskRow> = tx.statement(SQL).bind(task.0).fetch_optional().await?;
     row.map(TaskRecord::try_from).transpose()
 }
 
@@ -132,7 +132,7 @@ pub struct LaterVisibility {
     rows: LaterRows<(String,)>,
 }
 
-/// Returns the [`visibility`] of a thread, to be read later in the transaction, which must not change it meanwhile. On SQLite it
+/// Returns the [`visibility`] of a thread, to be read later in the transaction, which must not change it meanwhile. It
 /// is read together with other rows.
 pub async fn visibility_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterVisibility> {
     const SQL: &str = "select ancestry from background_tasks where task_id = $1";

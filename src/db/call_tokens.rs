@@ -1,11 +1,11 @@
 //! The table of the tokens of tool calls.
 
-use sqlx::{query, query_as};
+use sqlx::query;
 use uuid::Uuid;
 
 use super::access::ownership;
+use super::codec::json::{ColumnRef, encode, unless_corrupt};
 use super::engine::on_engine;
-use super::json::{ColumnRef, encode, unless_corrupt};
 use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::domain::api_key::SecretDigest;
@@ -79,11 +79,8 @@ pub async fn find(tx: &mut Tx<'_>, digest: &SecretDigest, now: Timestamp) -> DbR
         from call_tokens c join threads t on t.thread_id = c.thread_id join runs main on main.run_id = c.run_id \
         where c.digest = $1 and c.expires_at > $2 and main.status = 'running' and (c.child_id is null \
         or exists (select 1 from runs child where child.run_id = c.child_id and child.status = 'running'))";
-    let row: Option<CallTokenRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(digest.bytes().as_slice())
-        .bind(now.0)
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(SQL).bind(digest.bytes().as_slice()).bind(now.0);
+    let row: Option<CallTokenRow> = statement.fetch_optional().await?;
     let Some(row) = row else { return Ok(None) };
     let column = ColumnRef {
         table: "call_tokens",

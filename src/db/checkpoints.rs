@@ -31,52 +31,26 @@ pub use summary::{
     CheckpointSummary, LaterSummary, load_summaries, load_summary, newest_summary, newest_summary_later,
 };
 
-use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::engine::{LaneColumn, on_engine};
-use super::error::corrupt;
-use super::json::ColumnRef;
+use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
+use super::codec::json::ColumnRef;
+use super::engine::{IdColumn, LaterRows, OF_MAIN_AGENTS, OF_SUBAGENTS, corrupt, on_engine};
 use super::row::from_row;
-use super::statement::LaterRows;
 use super::{DbError, DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::{Phase, Position, START};
-use crate::domain::stored::StoredWrites;
+use crate::domain::stored_update::StoredWrites;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "checkpoints";
 /// The maximum number of rows in one insert; databases limit the number of bound values.
 const MAX_ROWS: usize = 200;
 
-/// The condition on SQLite that a checkpoint is one of a main agent. In the order of the log, SQLite finds the
-/// checkpoints of main agents in one index and those of subagents in another. So a statement about a part of the log
-/// has two parts.
-pub(super) const OF_MAIN_AGENTS: &str = " and lane = x''";
-/// The condition on SQLite that a checkpoint is one of a subagent, see [`OF_MAIN_AGENTS`].
-pub(super) const OF_SUBAGENTS: &str = " and lane <> x''";
-
-/// Returns the id of a lane in the tables besides the log: the nil UUID for the main agent, else the run of the subagent.
-pub(super) fn lane_id(lane: Lane) -> Uuid {
-    match lane {
-        Lane::Main => Uuid::nil(),
-        Lane::Child(run) => run.0,
-    }
-}
-
-/// Returns the lane with this stored id.
-pub(super) fn lane_of(id: Uuid) -> Lane {
-    if id.is_nil() {
-        Lane::Main
-    } else {
-        Lane::Child(RunId(id))
-    }
-}
-
 /// The stored source of an input before which its agent started anew. The event with the number before its checkpoint is
 /// [`Fact::started_anew`](crate::domain::event::Fact::started_anew), and has no row of its own.
 pub(super) const BEGIN: &str = "begin";
 
-/// The column with the event that has the number behind its checkpoint, on SQLite. The event has no row of its own.
+/// The column with the event that has the number behind its checkpoint. The event has no row of its own.
 pub(super) const NEXT_EVENT: &str = "next_event";
 /// The number of the last entry of the log in a row of the table.
 pub(super) const LAST_SEQ: &str = "seq + case when next_event is null then 0 else 1 end";
@@ -220,7 +194,7 @@ pub struct NewCheckpoint<'a> {
 ///
 /// # Errors
 /// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later). On SQLite a number that is taken by a step of
+/// [`Statement::execute_later`](super::engine::Statement::execute_later). On SQLite a number that is taken by a step of
 /// the other kind, main agent or subagent, is not noticed.
 pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
     insert_all(tx, std::slice::from_ref(placed)).await
@@ -293,7 +267,7 @@ async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64
     let found: Option<(i64, bool)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(parent.0)
         .bind(placed.thread.0)
-        .bind(LaneColumn(placed.lane))
+        .bind(IdColumn(placed.lane))
         .fetch_optional(conn)
         .await)?;
     match found {
@@ -363,7 +337,7 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
         values
             .push_bind(entry.id.0)
             .push_bind(placed.thread.0)
-            .push_bind(LaneColumn(placed.lane))
+            .push_bind(IdColumn(placed.lane))
             .push_bind(placed.seq)
             .push_bind(segment)
             .push_bind(entry.parent.filter(|_| stores_parent).map(|parent| parent.0))
@@ -443,7 +417,7 @@ pub struct Head {
 from_row! {
     struct HeadRow {
         checkpoint_id: Uuid,
-        lane: LaneColumn,
+        lane: IdColumn<Lane>,
         seq: i64,
         segment: i64,
         step: i64,
@@ -509,7 +483,7 @@ async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<L
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
     let sql = with_parents!(tx, SQL);
-    let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(lane));
+    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(lane));
     statement.fetch_later().await
 }
 
@@ -517,7 +491,7 @@ async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<L
 pub struct LaterWork(LaterRows<HeadRow>);
 
 /// Returns the work in progress at the newest checkpoint of the main agent of a thread, to be looked for later in the transaction,
-/// which must store nothing in the log meanwhile. On SQLite it is read together with other rows.
+/// which must store nothing in the log meanwhile. It is read together with other rows.
 pub async fn work_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterWork> {
     head_later(tx, thread, Lane::Main).await.map(LaterWork)
 }
@@ -545,7 +519,7 @@ pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResul
         "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
     let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
-        .bind(LaneColumn(lane))
+        .bind(IdColumn(lane))
         .fetch_optional(conn)
         .await)?;
     Ok(id.map(CheckpointId))
@@ -557,12 +531,9 @@ pub async fn last_of_runs(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, until: 
     // Not `exists`: Postgres could make a join of it, and begin with the runs.
     const SQL: &str = "select seq from checkpoints where thread_id = $1 and lane = $2 and seq <= $3 \
         and (select runs.run_id from runs where runs.run_id = checkpoints.run_id) is not null order by seq desc limit 1";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(thread.0)
-        .bind(LaneColumn(lane))
-        .bind(until)
-        .fetch_optional(conn)
-        .await)?)
+    let statement = tx.statement(SQL).bind(thread.0).bind(IdColumn(lane)).bind(until);
+    let found: Option<(i64,)> = statement.fetch_optional().await?;
+    Ok(found.map(|(seq,)| seq))
 }
 
 /// Returns the checkpoints of the main agent with the number `seq` or a higher one that may have carried an unfinished step
@@ -572,7 +543,7 @@ pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i
         and source in ('fork', 'update') order by seq desc limit $4";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
-        .bind(LaneColumn(Lane::Main))
+        .bind(IdColumn(Lane::Main))
         .bind(seq)
         .bind(limit)
         .fetch_all(conn)
@@ -615,7 +586,7 @@ pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResu
         and source = 'update' and run_id is null order by seq limit 1";
     let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(LaneColumn(Lane::Main))
+        .bind(IdColumn(Lane::Main))
         .bind(seq)
         .fetch_optional(conn)
         .await)?;
@@ -645,24 +616,30 @@ pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSumma
 }
 
 async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRows<LogSummary>> {
-    const SUMMARY: &str = "select coalesce(max(seq), 0) as max_seq, \
-        exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (";
-    const STEPS: &str = "select max(seq) as seq from checkpoints where thread_id = $1";
-    const EVENTS: &str = " union all select max(seq) as seq from events where thread_id = $1) newest";
-    const IN_ROW: &str = concatcp!("select (select ", LAST_SEQ, " from checkpoints where thread_id = $1");
-    const OF_NEWEST: &str = " order by seq desc limit 1) as seq";
+    const HAS_DECISIONS: &str = "exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions";
+    const IN_ROW: &str = concatcp!("(select ", LAST_SEQ, " from checkpoints where thread_id = $1");
+    const OF_NEWEST: &str = " order by seq desc limit 1)";
     const SQLITE: &str = concatcp!(
-        SUMMARY,
+        "select coalesce(max(seq), 0) as max_seq, ",
+        HAS_DECISIONS,
+        " from (select ",
         IN_ROW,
         OF_MAIN_AGENTS,
         OF_NEWEST,
-        " union all ",
+        " as seq union all select ",
         IN_ROW,
         OF_SUBAGENTS,
         OF_NEWEST,
-        EVENTS
+        " union all select max(seq) from events where thread_id = $1) newest"
     );
-    const POSTGRES: &str = concatcp!(SUMMARY, STEPS, EVENTS);
+    // `greatest` leaves out what is not there.
+    const POSTGRES: &str = concatcp!(
+        "select greatest(",
+        IN_ROW,
+        OF_NEWEST,
+        ", (select max(seq) from events where thread_id = $1), 0) as max_seq, ",
+        HAS_DECISIONS
+    );
     let sql = tx.either(SQLITE, POSTGRES);
     tx.statement(sql).bind(thread.0).fetch_later().await
 }
@@ -682,8 +659,8 @@ pub struct LogEnd {
     pub newest: DbResult<Option<Head>>,
 }
 
-/// Returns the end of the log of a thread, to be read later in the transaction, which must store nothing in the log meanwhile. On
-/// SQLite it is read together with other rows.
+/// Returns the end of the log of a thread, to be read later in the transaction, which must store nothing in the log meanwhile. It
+/// is read together with other rows.
 pub async fn log_end_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterLogEnd> {
     Ok(LaterLogEnd {
         thread,

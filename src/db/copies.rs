@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::checkpoints::{cell, with_parents};
-use super::engine::{LaneColumn, on_engine};
+use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
+use super::engine::{IdColumn, on_engine};
 use super::row::from_row;
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::access::Ownership;
@@ -267,6 +267,7 @@ pub async fn finish(tx: &mut Tx<'_>, copy: Copy, now: Timestamp) -> DbResult<Thr
 pub async fn abandon(tx: &mut Tx<'_>, to: ThreadId) -> DbResult<()> {
     const SQL: &str =
         "delete from threads where thread_id = $1 and thread_id in (select thread_id from unfinished_copies)";
+    threads::lock_to_delete(tx, to).await?;
     let blobs = blobs::of_thread(tx, to).await?;
     on_engine!(tx, |conn| query(SQL).bind(to.0).execute(conn).await.map(drop))?;
     blobs::delete_unreferenced(tx, blobs).await
@@ -322,7 +323,7 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
         case source when 'begin' then 'input' else source end as source, node, run_id, writes, shown, \
         position, created_at, carried_from from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";
-    let lane = LaneColumn(span.from);
+    let lane = IdColumn(span.from);
     let sizes: Vec<(i64, i64)> = on_engine!(tx, |conn| query_as(SIZES)
         .bind(thread.0)
         .bind(lane)
@@ -352,7 +353,7 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
 async fn insert(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, rows: Vec<Row>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
         node, run_id, writes, shown, position, created_at, carried_from) ";
-    let lane = LaneColumn(lane);
+    let lane = IdColumn(lane);
     on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(SQL);
         sql.push_values(rows, |mut values, row| {

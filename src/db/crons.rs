@@ -6,9 +6,9 @@ use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::access::{self, ScopedRows, push_scope};
+use super::codec::json::ColumnRef;
 use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
-use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
 use super::{DbResult, Tx};

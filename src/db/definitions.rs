@@ -6,8 +6,8 @@ use std::collections::{HashMap, HashSet};
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
+use super::codec::json::{ColumnRef, readable, unless_corrupt};
 use super::engine::{Conn, on_engine};
-use super::json::{ColumnRef, readable, unless_corrupt};
 use super::list_part::{ListBuilder, ListPart, PageQuery};
 use super::row::from_row;
 use super::{DbResult, Notification, Tx, notifications};
@@ -536,7 +536,8 @@ async fn delete_unused(tx: &mut Tx<'_>, digest: &str) -> DbResult<()> {
 /// Returns the number of the last change of the agents that clients defined; 0 before the first.
 pub async fn last_change(tx: &mut Tx<'_>) -> DbResult<i64> {
     const SQL: &str = "select coalesce(max(number), 0) from definition_changes";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+    let (number,): (i64,) = tx.statement(SQL).fetch_one().await?;
+    Ok(number)
 }
 
 /// Waits until no other transaction changes definitions, and lets none do so until the end of this transaction. SQLite has one

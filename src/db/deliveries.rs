@@ -1,16 +1,16 @@
 //! The table of deliveries: reports of webhooks about runs that ended.
 
 use const_format::concatcp;
-use sqlx::{QueryBuilder, query, query_as};
+use sqlx::{QueryBuilder, query};
 use uuid::Uuid;
 
 use super::access::{self, ScopedRows, push_scope};
-use super::engine::{Contains, on_engine};
+use super::codec::json::ColumnRef;
+use super::engine::{Contains, on_engine, sealing};
 use super::jobs::{self, JobOwner};
-use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
-use super::{DbResult, Tx, sealing};
+use super::{DbResult, Tx};
 use crate::domain::access::AccessScope;
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId};
@@ -117,7 +117,7 @@ pub async fn insert(tx: &mut Tx<'_>, delivery: &Delivery) -> DbResult<()> {
 /// Returns the delivery with this id.
 pub async fn find(tx: &mut Tx<'_>, id: DeliveryId) -> DbResult<Option<Delivery>> {
     const SQL: &str = concatcp!(SELECT, " where d.delivery_id = $1");
-    let row: Option<DeliveryRow> = on_engine!(tx, |conn| query_as(SQL).bind(id.0).fetch_optional(conn).await)?;
+    let row: Option<DeliveryRow> = tx.statement(SQL).bind(id.0).fetch_optional().await?;
     row.map(Delivery::try_from).transpose()
 }
 

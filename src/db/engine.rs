@@ -1,4 +1,17 @@
-//! The few places where the two engines differ.
+//! Connections, transactions and statements, and the few places where the two engines differ.
+//!
+//! The engine imports no table. Those that it knows by name are its own: the data keys, which each transaction reads where it begins,
+//! and the tables whose constraints an [`upgrade`] changes.
+//!
+//! | Subject | Modules |
+//! |---|---|
+//! | the database is opened | `settings`, `lock`, `hosts`, [`migration`], [`upgrade`], `row_security` |
+//! | operations wait for a connection and run | `operation`, [`queue`], `reader`, [`writer`], `own_thread`, `pending_entries` |
+//! | statements | `statement`, `batch`, `executor`, `sqlite`, `postgres` |
+//! | values of statements | `id_column`, `lanes`, `vector`, `matches`, `clock` |
+//! | encryption | [`sealing`], `column` |
+//! | servers notice each other | [`notifications`], `live_notice`, [`session_lock`], `reachability` |
+//! | a transaction remembers | `known_questions` |
 
 use std::fmt;
 use std::path::{Component, Path};
@@ -7,46 +20,86 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use serde_json::{Map, Value};
-use sqlx::pool::{PoolConnection, PoolOptions};
+use sqlx::pool::PoolOptions;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql,
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, Sqlite, SqlitePool,
+    raw_sql,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
-use super::error::{DbError, DbResult};
-use super::hosts::PostgresHosts;
-use super::notifications;
-use super::own_thread::{self, KeptConnection, on_own_thread};
-use super::questions::KnownQuestions;
-use super::queue::{self, TransactionQueue};
-use super::reachability::{Reachability, check_writable};
-use super::row_security::{self, RowAccess};
-use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
-use super::writer::{self, WriterParts};
-use super::{DbAddress, SpawnWriter, migration, reader, session_lock, upgrade};
 use crate::domain::id::WorkerId;
 
 mod batch;
-mod lane;
+mod clock;
+mod column;
+mod error;
+mod executor;
+mod hosts;
+mod id_column;
+mod known_questions;
+mod lanes;
+mod live_notice;
 mod lock;
 mod matches;
+pub mod migration;
+pub mod notifications;
+mod operation;
+mod own_thread;
+mod pending_entries;
 mod postgres;
+pub(super) mod queue;
+mod reachability;
+mod reader;
+mod row_security;
+pub(super) mod sealing;
+pub(super) mod session_lock;
+mod settings;
 mod sqlite;
+mod statement;
+pub(super) mod upgrade;
 mod vector;
+pub(super) mod writer;
 
 use batch::NothingChanged;
 pub(super) use batch::{BatchConn, BatchSession, EndError, FailedPart, PlainStatements, push_number};
-pub(super) use lane::LaneColumn;
+pub(super) use clock::{NOW_POSTGRES, NOW_SQLITE};
+pub(super) use column::{ColumnRef, encode};
+pub(super) use error::corrupt;
+pub use error::{DbError, DbResult};
+pub(super) use hosts::PostgresHosts;
+pub(super) use id_column::IdColumn;
+use known_questions::KnownQuestions;
+pub(super) use lanes::{OF_MAIN_AGENTS, OF_SUBAGENTS, lane_id, lane_of};
+pub(super) use live_notice::{LIVE_CAPACITY, LIVE_CHANNEL};
+pub use live_notice::{LiveAddress, LiveNotice};
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
+pub(super) use operation::DbOperation;
+use own_thread::{KeptConnection, on_own_thread};
+pub use pending_entries::PendingEntries;
 use postgres::SessionSettings;
-pub(super) use postgres::{Batching, PostgresConn, PostgresPool, PostgresValues, WriteConnection, pool_hosts};
+pub(super) use postgres::{Batching, PooledConnection, PostgresConn, PostgresPool, PostgresValues, pool_hosts};
+use queue::TransactionQueue;
+pub(super) use reachability::Reachability;
+use reachability::check_writable;
+pub(crate) use reachability::warn_of;
+pub(super) use reader::{PostgresReader, SearchReader};
+pub use row_security::RowAccess;
+#[cfg(test)]
+pub(super) use row_security::exempt_role;
+use sealing::{Sealing, TxKeys};
+pub use session_lock::SessionLock;
+pub use settings::{DbAddress, DbLimits};
 pub(super) use sqlite::{SqliteConn, ValueOffset};
+pub(super) use statement::{LaterRows, Statement};
 pub(super) use vector::Vector;
+use writer::WriterParts;
 
 /// A database system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -158,18 +211,27 @@ impl<'c> Tx<'c> {
 
     /// Takes a connection for a write on Postgres, which begins with the statements of the pool.
     pub(super) fn write_on_postgres(
-        conn: &'c mut WriteConnection,
+        conn: &'c mut PooledConnection,
         pool: &PostgresPool,
         parts: &'c TxParts,
         access: &RowAccess,
     ) -> Self {
-        let (conn, prepared) = conn.parts();
-        let batching = match parts.prepares && pool.keeps_sessions {
-            true => Batching::Prepared(prepared),
-            false => Batching::Texts,
-        };
+        let (conn, batching) = batching_on(conn, pool, parts);
         let opening = access.begin(&pool.begin_write);
         let conn = PostgresConn::of_operation(conn, parts.prepares, batching, opening);
+        Self::of(Conn::Postgres(conn), parts, access)
+    }
+
+    /// Takes a connection for a read on Postgres, which begins with the statements of the pool.
+    pub(super) fn read_on_postgres(
+        conn: &'c mut PooledConnection,
+        pool: &PostgresPool,
+        parts: &'c TxParts,
+        access: &RowAccess,
+    ) -> Self {
+        let (conn, batching) = batching_on(conn, pool, parts);
+        let opening = access.begin(&pool.begin_read);
+        let conn = PostgresConn::opened(conn, parts.prepares, batching, opening);
         Self::of(Conn::Postgres(conn), parts, access)
     }
 
@@ -187,7 +249,7 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Returns whether new texts are stored in the [short form](super::short_form).
+    /// Returns whether new texts are stored in the [short form](super::codec::short_form).
     pub(super) fn shortens(&self) -> bool {
         self.forms >= upgrade::SHORT_TEXTS
     }
@@ -195,6 +257,11 @@ impl<'c> Tx<'c> {
     /// Returns whether new positions and events are stored without the [questions](super::questions) of their interrupts.
     pub(super) fn stores_questions_once(&self) -> bool {
         self.forms >= upgrade::QUESTIONS_ONCE
+    }
+
+    /// Returns whether new events before an input and behind a step are stored in the [rows of the steps](super::events).
+    pub(super) fn stores_events_in_steps(&self) -> bool {
+        self.forms >= upgrade::EVENTS_IN_STEPS
     }
 
     /// Returns whether Postgres has refused a statement of this transaction since the session is read-only.
@@ -266,6 +333,20 @@ impl<'c> Tx<'c> {
     }
 }
 
+/// Returns the way in which statements are sent together on a connection.
+fn batching_on<'c>(
+    conn: &'c mut PooledConnection,
+    pool: &PostgresPool,
+    parts: &TxParts,
+) -> (&'c mut PgConnection, Batching<'c>) {
+    let (conn, prepared) = conn.parts();
+    let batching = match parts.prepares && pool.keeps_sessions {
+        true => Batching::Prepared(prepared),
+        false => Batching::Texts,
+    };
+    (conn, batching)
+}
+
 /// Runs the same body on the connection of either engine. A macro, since the connections have different types and a closure
 /// cannot be generic: the body is written once and type-checked twice.
 macro_rules! on_engine {
@@ -310,6 +391,9 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// The code of Postgres for a write in a session that is read-only, as on a standby.
 const READ_ONLY: &str = "25006";
+
+/// Starts a task of the database, given its name.
+pub type SpawnWriter<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
 pub(super) async fn open(
@@ -533,9 +617,8 @@ async fn open_postgres(
     // A pooler gives the session to others after this statement.
     let session = (!is_pooled).then(|| settings.of_session());
     let reach = &outfit.listening.reach;
-    let pool = postgres_pool(limits.connections, &hosts, reach, session.clone());
-    let connections = pool.connect_with(hosts.latest_options()).await?;
-    let lease = postgres_pool(1, &hosts, reach, session).connect_lazy_with(hosts.latest_options());
+    let connections = postgres_pool(limits.connections, &hosts, session.clone());
+    let lease = postgres_pool(1, &hosts, session);
     let settings = is_pooled.then_some(&settings);
     Ok(PostgresPool::new(
         connections,
@@ -546,16 +629,10 @@ async fn open_postgres(
     ))
 }
 
-/// Returns a pool whose connections begin with the statements `session`, if there are any.
-fn postgres_pool(
-    size: u32,
-    hosts: &Arc<PostgresHosts>,
-    reach: &Arc<Reachability>,
-    session: Option<String>,
-) -> PoolOptions<Postgres> {
+/// Returns a pool whose connections begin with the statements `session`, if there are any. It only makes connections: those that
+/// are not in use are in [`Connections`](postgres::Connections).
+fn postgres_pool(size: u32, hosts: &PostgresHosts, session: Option<String>) -> PgPool {
     let target = hosts.target;
-    let used_hosts = Arc::clone(hosts);
-    let reach = Arc::clone(reach);
     let pool = pool::<Postgres>(size).after_connect(move |conn, _| {
         let session = session.clone();
         Box::pin(async move {
@@ -565,11 +642,7 @@ fn postgres_pool(
             check_writable(conn, target).await
         })
     });
-    pool.before_acquire(move |conn, meta| {
-        let hosts = Arc::clone(&used_hosts);
-        let reach = Arc::clone(&reach);
-        Box::pin(async move { Ok(is_usable(&hosts, &reach, meta.age, meta.idle_for, conn).await) })
-    })
+    pool.connect_lazy_with(hosts.latest_options())
 }
 
 fn sqlite_pool(reach: &Arc<Reachability>) -> PoolOptions<Sqlite> {
@@ -594,34 +667,50 @@ fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
         .test_before_acquire(false)
 }
 
-/// Takes a connection of Postgres from the pool, or makes one.
-pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PoolConnection<Postgres>> {
+/// Takes the connection to Postgres that was used last and still answers, or makes one.
+pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PooledConnection> {
     let acquired = match pool.hosts.are_several() {
         true => acquire_at_one_of_several(pool).await,
-        false => pool.connections.acquire().await,
+        false => take_or_make(pool).await,
     };
-    acquired.map_err(|error| {
-        // It hides why no connection could be made; the listener finds that out.
-        if matches!(error, sqlx::Error::PoolTimedOut) {
-            let text = "no connection was free, or could be made in time";
-            return sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::ResourceBusy, text)).into();
-        }
-        error.into()
-    })
+    acquired.map_err(not_acquired)
 }
 
-/// Takes the connection that a write has used last and that still answers, or another one from the pool.
-/// A connection that is given back to the pool later is checked for up to `limit`.
-pub(super) async fn acquire_to_write(pool: &PostgresPool, limit: Duration) -> DbResult<WriteConnection> {
-    while let Some(mut conn) = pool.idle.take() {
-        let age = conn.age();
-        let idle_for = conn.idle_for();
-        if is_usable(&pool.hosts, &pool.reach, age, idle_for, &mut conn).await {
-            return Ok(conn);
-        }
+/// Takes a connection like [`acquire`], for a read. The read has its turn until the connection is free.
+pub(super) async fn acquire_to_read(pool: &PostgresPool) -> DbResult<(PooledConnection, OwnedSemaphorePermit)> {
+    let turn = tokio::time::timeout(PATIENCE, pool.read_turn()).await;
+    let turn = turn.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(not_acquired)?;
+    Ok((acquire(pool).await?, turn))
+}
+
+/// Returns the error about a connection that was not acquired.
+fn not_acquired(error: sqlx::Error) -> DbError {
+    // It hides why no connection could be made; the listener finds that out.
+    if matches!(error, sqlx::Error::PoolTimedOut) {
+        let text = "no connection was free, or could be made in time";
+        return sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::ResourceBusy, text)).into();
     }
-    let conn = acquire(pool).await?;
-    Ok(WriteConnection::new(conn, limit))
+    error.into()
+}
+
+/// Takes the connection that was used last, or makes one if that does not answer, or none is idle.
+async fn take_or_make(pool: &PostgresPool) -> sqlx::Result<PooledConnection> {
+    let connections = &pool.connections;
+    let taken = async {
+        let permit = connections.permit().await?;
+        let Some(mut idle) = connections.take() else {
+            return connections.make(permit).await;
+        };
+        let age = idle.age();
+        let idle_for = idle.idle_for();
+        if is_usable(&pool.hosts, &pool.reach, age, idle_for, &mut idle).await {
+            return Ok(idle.with_permit(permit));
+        }
+        drop(idle);
+        connections.make(permit).await
+    };
+    let taken = tokio::time::timeout(PATIENCE, taken).await;
+    taken.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 /// Returns whether a connection of this age leads to the latest host. If it was idle for long, it has to answer.
@@ -640,17 +729,17 @@ async fn is_usable(
     matches!(checked, Ok(Ok(())))
 }
 
-/// Takes a connection of the pool, or makes one at the latest host. If that fails or takes long, the listener first looks
-/// for the host that takes writes.
-async fn acquire_at_one_of_several(pool: &PostgresPool) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+/// Takes a connection, or makes one at the latest host. If that fails or takes long, the listener first looks for the host that takes
+/// writes.
+async fn acquire_at_one_of_several(pool: &PostgresPool) -> sqlx::Result<PooledConnection> {
     let host = pool.hosts.latest_index();
-    let mut acquiring = Box::pin(pool.connections.acquire());
+    let mut acquiring = Box::pin(take_or_make(pool));
     match tokio::time::timeout(LOOK_AFTER, &mut acquiring).await {
         Ok(Ok(conn)) => return Ok(conn),
         Ok(Err(sqlx::Error::PoolClosed)) => return Err(sqlx::Error::PoolClosed),
         Ok(Err(_)) => {
             pool.reach.wait_for_look().await;
-            return pool.connections.acquire().await;
+            return take_or_make(pool).await;
         }
         Err(_) => {}
     }
@@ -659,10 +748,12 @@ async fn acquire_at_one_of_several(pool: &PostgresPool) -> Result<PoolConnection
         acquired = &mut acquiring => return acquired,
         () = pool.reach.wait_for_look() => {}
     }
-    match pool.hosts.latest_index() == host {
-        true => acquiring.await,
-        false => pool.connections.acquire().await,
+    if pool.hosts.latest_index() == host {
+        return acquiring.await;
     }
+    // It has the permission to use a connection, of which there may be no other.
+    drop(acquiring);
+    take_or_make(pool).await
 }
 
 /// Converts an error of the driver into an error of this module.

@@ -1,17 +1,15 @@
 //! The log of a thread: steps (rows of `checkpoints`) and other events (rows of `events`) with one sequence of numbers.
 
 use const_format::{concatcp, str_replace};
-use sqlx::{query_as, query_scalar};
+use sqlx::query_scalar;
 use uuid::Uuid;
 
-use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::checkpoints::{
-    self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS, PARENT,
-};
-use super::engine::{LaneColumn, on_engine};
-use super::json::ColumnRef;
+use super::checkpoints::{self, EntryColumns, EventsOfSteps, LAST_SEQ, NEXT_EVENT, NewCheckpoint, PARENT};
+use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
+use super::codec::json::ColumnRef;
+use super::engine::{IdColumn, OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
 use super::row::from_row;
-use super::{DbResult, Engine, Tx, questions};
+use super::{DbResult, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -57,7 +55,7 @@ fn cell(id: &String) -> ColumnRef<'_, String> {
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when a number is taken or the thread was deleted: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later).
+/// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
     const SQL: &str = "insert into events (thread_id, seq, run_id, lane, body, created_at) values ";
     for batch in facts.chunks(MAX_ROWS) {
@@ -79,7 +77,7 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
             row.push_bind(placed.thread.0)
                 .push_bind(placed.seq)
                 .push_bind(placed.run.0)
-                .push_bind(LaneColumn(placed.lane))
+                .push_bind(IdColumn(placed.lane))
                 .push_bind(body)
                 .push_bind(placed.at.0);
         })
@@ -88,14 +86,15 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
     Ok(())
 }
 
-/// Stores the steps and the other events of a commit. On SQLite, two kinds of events have no rows of their own: a start of an
-/// agent that its input follows, since the row of the input says that it was there, and an event behind a step, whose body is in
-/// the row of the step, unless it has blobs. On Postgres they have rows, since servers of the former release look for them.
+/// Stores the steps and the other events of a commit. Two kinds of events have no rows of their own: a start of an agent that its
+/// input follows, since the row of the input says that it was there, and an event behind a step, whose body is in the row of the
+/// step, unless it has blobs. On Postgres they have rows until the [upgrade](super::engine::upgrade) is finished, since servers of the
+/// former release look for them.
 ///
 /// # Errors
 /// As [`insert`] and [`checkpoints::insert_all`]. The taken number of an event without a row is not noticed.
 pub async fn insert_with_steps(tx: &mut Tx<'_>, steps: &[NewCheckpoint<'_>], facts: &[NewEvent<'_>]) -> DbResult<()> {
-    if tx.engine() == Engine::Postgres {
+    if !tx.stores_events_in_steps() {
         checkpoints::insert_all(tx, steps).await?;
         return insert(tx, facts).await;
     }
@@ -189,7 +188,7 @@ from_row! {
     struct EventRow {
         seq: i64,
         run_id: Option<Uuid>,
-        lane: LaneColumn,
+        lane: IdColumn<Lane>,
         created_at: i64,
         body: String,
         /// Null for rows of `events`, like all columns below.
@@ -280,12 +279,11 @@ impl EventRow {
 pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> DbResult<Vec<LoggedEvent>> {
     const STEPS: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, {parent} as parent_id, step, \
         source, node, shown, carried_from, next_event from checkpoints where thread_id = $1";
-    const AFTER: &str = " and seq > $2";
     // The row of the step with the number `after` may have the event behind it.
-    const AFTER_OR_BEFORE_EVENT: &str = " and seq >= $2 and (seq > $2 or next_event is not null)";
+    const AFTER: &str = " and seq >= $2 and (seq > $2 or next_event is not null)";
     const EVENTS: &str = " union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null, \
         null, null from events where thread_id = $1 and seq > $2 order by seq limit $3";
-    const SQLITE_STEPS: &str = concatcp!(str_replace!(STEPS, "{parent}", PARENT), AFTER_OR_BEFORE_EVENT);
+    const SQLITE_STEPS: &str = concatcp!(str_replace!(STEPS, "{parent}", PARENT), AFTER);
     const SQLITE: &str = concatcp!(
         SQLITE_STEPS,
         OF_MAIN_AGENTS,
@@ -296,12 +294,8 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
     );
     const POSTGRES: &str = concatcp!(str_replace!(STEPS, "{parent}", "parent_id"), AFTER, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
-    let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(thread.0)
-        .bind(after)
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(thread.0).bind(after).bind(limit);
+    let mut rows: Vec<EventRow> = statement.fetch_all().await?;
     let ids: Vec<String> = rows.iter().map(|row| row.id_of_body(thread)).collect();
     let texts = rows.iter_mut().zip(&ids).map(|(row, id)| StoredText {
         cell: match row.checkpoint_id {
@@ -335,8 +329,7 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
 pub async fn bounds(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
     const FIRST: &str = "select (select seq - case source when 'begin' then 1 else 0 end from checkpoints \
         where thread_id = $1";
-    const LAST: &str = " order by seq limit 1) as first, (select max(seq) from checkpoints where thread_id = $1";
-    const LAST_IN_ROW: &str = concatcp!(
+    const LAST: &str = concatcp!(
         " order by seq limit 1) as first, (select ",
         LAST_SEQ,
         " from checkpoints where thread_id = $1"
@@ -345,12 +338,11 @@ pub async fn bounds(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, 
     const EVENTS: &str = ") as last union all select (select min(seq) from events where thread_id = $1), \
         (select max(seq) from events where thread_id = $1)) as ends";
     const ENDS: &str = "select min(first), max(last) from (";
-    const OF_MAIN: &str = concatcp!(FIRST, OF_MAIN_AGENTS, LAST_IN_ROW, OF_MAIN_AGENTS, NEWEST);
-    const OF_OTHERS: &str = concatcp!(FIRST, OF_SUBAGENTS, LAST_IN_ROW, OF_SUBAGENTS, NEWEST);
+    const OF_MAIN: &str = concatcp!(FIRST, OF_MAIN_AGENTS, LAST, OF_MAIN_AGENTS, NEWEST);
+    const OF_OTHERS: &str = concatcp!(FIRST, OF_SUBAGENTS, LAST, OF_SUBAGENTS, NEWEST);
     const SQLITE: &str = concatcp!(ENDS, OF_MAIN, ") as last union all ", OF_OTHERS, EVENTS);
-    const POSTGRES: &str = concatcp!(ENDS, FIRST, LAST, EVENTS);
+    const POSTGRES: &str = concatcp!(ENDS, FIRST, LAST, NEWEST, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
-    let (first, last): (Option<i64>, Option<i64>) =
-        on_engine!(tx, |conn| query_as(sql).bind(thread.0).fetch_one(conn).await)?;
+    let (first, last): (Option<i64>, Option<i64>) = tx.statement(sql).bind(thread.0).fetch_one().await?;
     Ok(first.zip(last))
 }

@@ -5,8 +5,8 @@ use futures::future::BoxFuture;
 use sqlx::{query, query_as};
 use uuid::Uuid;
 
+use super::codec::json::ColumnRef;
 use super::engine::on_engine;
-use super::json::ColumnRef;
 use super::row::from_row;
 use super::{Db, DbError, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
@@ -147,11 +147,8 @@ pub async fn stored_response(
 ) -> DbResult<Option<Option<StoredResponse>>> {
     const SQL: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1 and created_at > $2";
-    let row: Option<KeyRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(key.name())
-        .bind(expiry_limit(now))
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(SQL).bind(key.name()).bind(expiry_limit(now));
+    let row: Option<KeyRow> = statement.fetch_optional().await?;
     let Some(row) = row else { return Ok(None) };
     if row.fingerprint != key.fingerprint() {
         return Ok(Some(None));

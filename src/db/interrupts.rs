@@ -12,13 +12,10 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
-use super::checkpoints::{lane_id, lane_of};
-use super::engine::Contains;
-use super::engine::on_engine;
-use super::json::{ColumnRef, encode, readable, unless_corrupt};
+use super::codec::json::{ColumnRef, readable, unless_corrupt};
+use super::engine::sealing::Sealer;
+use super::engine::{Contains, LaterRows, Statement, lane_id, lane_of, on_engine};
 use super::row::from_row;
-use super::sealing::Sealer;
-use super::statement::{LaterRows, Statement};
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
@@ -31,6 +28,11 @@ use crate::domain::time::Timestamp;
 const TABLE: &str = "interrupts";
 /// The maximum number of ids in one statement; databases limit the number of bound values.
 const MAX_IDS: usize = 200;
+
+/// The SQL condition on the pending run of the row `{run}` that no question of the present branch of its thread is in its
+/// way.
+pub(super) const NO_QUESTION: &str = "({run}.turn is null or {run}.turn <> 'after_answers' \
+    or not exists (select 1 from interrupts asked where asked.thread_id = {run}.thread_id and asked.status = 'pending'))";
 
 /// An interrupt with its source, status and answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -191,34 +193,40 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
 ///
 /// # Errors
 /// [`DbError::Conflict`] when the thread was deleted: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later).
+/// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     insert_later(tx, record).await?.save(tx).await
 }
 
 /// The interrupt that another one has replaced, if there was one. It is read later in the transaction.
-pub struct ReplacedInterrupt {
-    /// The run that has raised the other one.
-    by: RunId,
+pub struct ReplacedInterrupt<'a> {
+    /// The other one.
+    new: &'a InterruptRecord,
     rows: LaterRows<InterruptRow>,
 }
 
-impl ReplacedInterrupt {
-    /// Saves the values of the interrupt, so that [`restore`] can bring it back.
+impl ReplacedInterrupt<'_> {
+    /// Saves the values of the interrupt, so that [`restore`] can bring it back, and stores to whom the other one is assigned.
     pub async fn save(self, tx: &mut Tx<'_>) -> DbResult<()> {
-        let row = self.rows.fetch_optional(tx).await?;
-        // An unreadable row is replaced, too.
-        let earlier = unless_corrupt(row.map(InterruptRecord::try_from).transpose())?.flatten();
-        save_before(tx, earlier.as_slice(), self.by).await
+        let Self { new, rows } = self;
+        let row = rows.fetch_optional(tx).await?;
+        if let Some(row) = row {
+            // An unreadable row is replaced, too.
+            let earlier = unless_corrupt(InterruptRecord::try_from(row))?;
+            save_before(tx, earlier.as_slice(), new.run).await?;
+            clear_approvers(tx, new.thread, &new.interrupt.id).await?;
+        }
+        let approvers = &new.interrupt.question.approvers;
+        assign(tx, new.thread, &new.interrupt.id, approvers).await
     }
 }
 
-/// Stores an interrupt like [`insert`]. The transaction has to save what it has [replaced](ReplacedInterrupt::save) after that: on
-/// SQLite it can be read together with other rows.
+/// Stores an interrupt like [`insert`], but not to whom it is assigned. The transaction has to do that, and to save what it has
+/// replaced, by [`ReplacedInterrupt::save`] after that: on SQLite it can be read together with other rows.
 ///
 /// # Errors
 /// As [`insert`].
-pub async fn insert_later(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<ReplacedInterrupt> {
+pub async fn insert_later<'a>(tx: &mut Tx<'_>, record: &'a InterruptRecord) -> DbResult<ReplacedInterrupt<'a>> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
         task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, expires_at) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) \
@@ -254,20 +262,19 @@ pub async fn insert_later(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult
         .bind(record.expires_at().map(|at| at.0))
         .execute_later()
         .await?;
-    assign(tx, record.thread, id, &record.interrupt.question.approvers).await?;
-    let by = record.run;
-    Ok(ReplacedInterrupt { by, rows })
+    Ok(ReplacedInterrupt { new: record, rows })
 }
 
-/// Stores to whom an interrupt is assigned, in place of those before.
+/// Deletes to whom an interrupt is assigned.
+async fn clear_approvers(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<()> {
+    const SQL: &str = "delete from interrupt_approvers where thread_id = $1 and interrupt_id = $2";
+    let statement = tx.statement(SQL).bind(thread.0).bind(id.0.as_str());
+    statement.execute_later().await
+}
+
+/// Stores to whom an interrupt is assigned, besides those before.
 async fn assign(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId, approvers: &Approvers) -> DbResult<()> {
-    const CLEAR: &str = "delete from interrupt_approvers where thread_id = $1 and interrupt_id = $2";
     const INSERT: &str = "insert into interrupt_approvers (thread_id, interrupt_id, kind, name) values ";
-    tx.statement(CLEAR)
-        .bind(thread.0)
-        .bind(id.0.as_str())
-        .execute_later()
-        .await?;
     let users = approvers.users.iter().map(|user| ["user", user.as_str()]);
     let roles = approvers.roles.iter().map(|role| ["role", role.word()]);
     let rows: Vec<[&str; 2]> = users.chain(roles).collect();
@@ -377,8 +384,15 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResu
     let statement = tx.statement(FIND).bind(thread.0).bind(id.0.as_str());
     let row: Option<InterruptRow> = statement.fetch_optional().await?;
     let record = row.map(InterruptRecord::try_from).transpose()?;
-    tx.questions.keep(record.as_slice());
+    keep_questions(tx, record.as_slice());
     Ok(record)
+}
+
+/// Keeps the questions of rows until the end of the transaction.
+fn keep_questions(tx: &mut Tx<'_>, records: &[InterruptRecord]) {
+    for InterruptRecord { interrupt, thread, .. } in records {
+        tx.questions.keep(*thread, interrupt);
+    }
 }
 
 /// Returns the questions of interrupts of a thread by their ids. Those that cannot be read are logged and left out.
@@ -469,7 +483,7 @@ impl LaterInterrupts {
     ) -> DbResult<Vec<InterruptRecord>> {
         let rows = self.0.fetch_all(tx).await?;
         let records = readable(rows.into_iter().filter(|row| wanted(UnreadInterrupt::of(row))))?;
-        tx.questions.keep(&records);
+        keep_questions(tx, &records);
         Ok(records)
     }
 }
@@ -508,7 +522,7 @@ pub(in crate::db) const FEW_ANSWERED: usize = 32;
 pub struct LaterResumed(LaterRows<(Uuid, Uuid)>);
 
 /// Returns the runs of [`resumed`], unless many interrupts of the thread were answered, to be read later in the transaction, which
-/// must answer no interrupt meanwhile. On SQLite they are read together with other rows.
+/// must answer no interrupt meanwhile. They are read together with other rows.
 pub async fn few_resumed_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterResumed> {
     // The inner order is that of the primary key, so that no more than these rows are read.
     const SQL: &str = concatcp!(
@@ -542,7 +556,7 @@ pub struct Recipient {
 pub struct LaterRecipient(LaterRows<(Uuid, Option<Uuid>)>);
 
 /// Returns the recipient of the answer to an interrupt of a thread, to be read later in the transaction, which must answer no
-/// interrupt meanwhile. The question is not read, which may be large. On SQLite it is read together with other rows.
+/// interrupt meanwhile. The question is not read, which may be large. It is read together with other rows.
 pub async fn recipient_later(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<LaterRecipient> {
     const SQL: &str = "select lane, resumed_by from interrupts where thread_id = $1 and interrupt_id = $2";
     let statement = tx.statement(SQL).bind(thread.0).bind(id.0.as_str());
@@ -622,12 +636,24 @@ pub async fn resolve_found(
     by: RunId,
     now: Timestamp,
 ) -> DbResult<()> {
-    save_before(tx, std::slice::from_ref(found), by).await?;
-    let status = InterruptState::Resolved;
-    let by = Some(by);
-    let end = Settlement { status, answer, by };
-    let statement = settle_statement(tx, found.thread, &found.interrupt.id, &end, now).await?;
-    statement.execute_later().await
+    // As `save_before` does, in the same statement. The run that asked has ended, so it is another one.
+    const SQL: &str = "update interrupts set status = $6, resolution = $3, resumed_by = $4, resolved_at = $5, \
+        before = case when touched_by is distinct from $4 then $7 else before end, touched_by = $4 \
+        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
+    let sealer = tx.sealer_of_thread(found.thread).await?;
+    let id = &found.interrupt.id;
+    let answer = encode_resolution(&sealer, id, Some(answer))?;
+    let before = encode_before(&sealer, found)?;
+    tx.statement(SQL)
+        .bind(found.thread.0)
+        .bind(id.0.as_str())
+        .bind(answer)
+        .bind(by.0)
+        .bind(now.0)
+        .bind(InterruptState::Resolved.word())
+        .bind(before)
+        .execute_later()
+        .await
 }
 
 /// Stores the answer of an interrupt that has expired. Run `by` brings it, unless no run is to continue with it. Returns
@@ -781,23 +807,28 @@ struct Before {
     ordinal: i32,
 }
 
+/// Encodes the values of an interrupt, from which [`restore`] brings them back.
+fn encode_before(sealer: &Sealer, record: &InterruptRecord) -> DbResult<String> {
+    let before = Before {
+        run: record.run,
+        status: record.status.word().to_owned(),
+        resolution: record.resolution.clone(),
+        resumed_by: record.resumed_by,
+        created_at: record.created_at,
+        resolved_at: record.resolved_at,
+        seq: record.seq,
+        ordinal: record.ordinal,
+    };
+    sealer.encode(&cell("before", &record.interrupt.id), &before)
+}
+
 /// Saves the values of interrupts before run `by` changes them, unless that run raised or already changed them.
 async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbResult<()> {
     const SQL: &str = "update interrupts set before = $3, touched_by = $4 \
         where thread_id = $1 and interrupt_id = $2 and touched_by is distinct from $4";
     for record in all.iter().filter(|record| record.run != by) {
         let sealer = tx.sealer_of_thread(record.thread).await?;
-        let before = encode(&Before {
-            run: record.run,
-            status: record.status.word().to_owned(),
-            resolution: record.resolution.clone(),
-            resumed_by: record.resumed_by,
-            created_at: record.created_at,
-            resolved_at: record.resolved_at,
-            seq: record.seq,
-            ordinal: record.ordinal,
-        })?;
-        let before = sealer.seal(&cell("before", &record.interrupt.id), before)?;
+        let before = encode_before(&sealer, record)?;
         tx.statement(SQL)
             .bind(record.thread.0)
             .bind(record.interrupt.id.0.as_str())

@@ -15,8 +15,8 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
 use super::access::push_owner;
+use super::codec::json::ColumnRef;
 use super::engine::{Conn, Matches, on_engine};
-use super::json::ColumnRef;
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
 use super::{DbResult, Tx};
@@ -176,14 +176,9 @@ pub async fn find(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress, now
          and (expires_at is null or expires_at > $3)"
     );
     let namespace = text_of(&address.namespace);
-    let row: Option<ItemRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(&namespace)
-        .bind(&address.key)
-        .bind(now.0)
-        .bind(space.tenant.as_str())
-        .bind(space.owner.as_str())
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(SQL).bind(&namespace).bind(&address.key).bind(now.0);
+    let statement = statement.bind(space.tenant.as_str()).bind(space.owner.as_str());
+    let row: Option<ItemRow> = statement.fetch_optional().await?;
     row.map(Item::try_from).transpose()
 }
 

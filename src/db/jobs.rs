@@ -4,8 +4,8 @@ use const_format::{concatcp, str_replace};
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
+use super::codec::json::{ColumnRef, readable};
 use super::engine::on_engine;
-use super::json::{ColumnRef, readable};
 use super::row::from_row;
 use super::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use super::{DbResult, Tx};
@@ -87,7 +87,7 @@ async fn insert(
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when the owner does not exist: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later).
+/// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
     const SQL: &str = concatcp!(
         INSERT,

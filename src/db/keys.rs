@@ -3,8 +3,8 @@
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
+use super::codec::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::engine::on_engine;
-use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::api_key::{
@@ -91,7 +91,7 @@ impl TryFrom<ApiKeyRow> for ApiKey {
 /// Returns the key with this id.
 pub async fn find(tx: &mut Tx<'_>, id: &ApiKeyId) -> DbResult<Option<StoredApiKey>> {
     const SQL: &str = concatcp!(SELECT, " where key_id = $1");
-    let row: Option<ApiKeyRow> = on_engine!(tx, |conn| query_as(SQL).bind(id.as_str()).fetch_optional(conn).await)?;
+    let row: Option<ApiKeyRow> = tx.statement(SQL).bind(id.as_str()).fetch_optional().await?;
     row.map(StoredApiKey::try_from).transpose()
 }
 
@@ -257,10 +257,8 @@ pub async fn insert_ticket(tx: &mut Tx<'_>, ticket: &StoredTicket, now: Timestam
 /// Returns whether there is a ticket with this digest.
 pub async fn has_ticket(tx: &mut Tx<'_>, digest: &SecretDigest) -> DbResult<bool> {
     const SQL: &str = "select count(*) from auth_tickets where digest = $1";
-    let count: i64 = on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(digest.bytes().as_slice())
-        .fetch_one(conn)
-        .await)?;
+    let statement = tx.statement(SQL).bind(digest.bytes().as_slice());
+    let (count,): (i64,) = statement.fetch_one().await?;
     Ok(count > 0)
 }
 

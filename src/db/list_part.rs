@@ -1,7 +1,7 @@
 //! Pages of lists with large rows: reads rows in batches until the page is full or takes too much memory.
 
 use super::DbResult;
-use super::json::unless_corrupt;
+use super::codec::json::unless_corrupt;
 
 /// The size of the first batch. The average size of its rows determines the next batch.
 const FIRST_BATCH: i64 = 16;

@@ -12,57 +12,10 @@ use sha2::{Digest, Sha256};
 use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
-use super::engine::{Conn, on_engine};
-use super::json::ColumnRef;
-use super::sealing;
+use super::codec::json::ColumnRef;
+use super::engine::{Conn, LIVE_CHANNEL, LiveAddress, on_engine, sealing};
 use super::{Db, DbResult, Tx};
-use crate::domain::id::{ThreadId, WorkerId};
-
-/// The name of the channel that all processes listen to, and the beginning of the names of their own channels.
-const CHANNEL: &str = "adjutant_live";
-/// The number of notices buffered for a slow receiver; beyond it, the receiver loses the oldest.
-pub(super) const CAPACITY: usize = 4096;
-
-/// The address of a process for notices and messages, which is a new one for each opened database.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct LiveAddress(pub Uuid);
-
-impl LiveAddress {
-    pub(super) fn mint() -> Self {
-        Self(WorkerId::mint().0)
-    }
-
-    /// Returns the name of the process's own channel.
-    fn channel(self) -> String {
-        format!("{CHANNEL}_{}", self.0.simple())
-    }
-
-    /// Returns the names of the channels to which the process listens.
-    pub(super) fn channels(self) -> [String; 2] {
-        [CHANNEL.to_owned(), self.channel()]
-    }
-}
-
-/// A notice that a process has received.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LiveNotice {
-    /// The connection is new: notices may have been missed.
-    Connected,
-    /// A text for all processes.
-    ForAll(String),
-    /// A text for this process.
-    ForThis(String),
-}
-
-impl LiveNotice {
-    /// Returns the notice of a notification; none if its channel has none.
-    pub(super) fn of(channel: &str, payload: &str) -> Option<Self> {
-        match channel.strip_prefix(CHANNEL)? {
-            "" => Some(Self::ForAll(payload.to_owned())),
-            _ => Some(Self::ForThis(payload.to_owned())),
-        }
-    }
-}
+use crate::domain::id::ThreadId;
 
 /// Sends a text to this process, or to all. A payload is shorter than 8,000 bytes.
 ///
@@ -74,7 +27,7 @@ pub async fn send(tx: &mut Tx<'_>, notices: Vec<(Option<LiveAddress>, String)>) 
     let Conn::Postgres(conn) = &mut tx.conn else {
         return Ok(());
     };
-    let channel = |address: Option<LiveAddress>| address.map_or_else(|| CHANNEL.to_owned(), LiveAddress::channel);
+    let channel = |address: Option<LiveAddress>| address.map_or_else(|| LIVE_CHANNEL.to_owned(), LiveAddress::channel);
     let (channels, payloads): (Vec<String>, Vec<String>) =
         notices.into_iter().map(|(to, payload)| (channel(to), payload)).unzip();
     // Commits that notify wait for each other, so this one must not wait for the disk.

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use sqlx::{PgConnection, SqliteConnection, query, query_as};
 use uuid::Uuid;
 
+use super::codec::json::{ColumnRef, readable};
 use super::engine::on_engine;
-use super::json::{ColumnRef, readable};
 use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::id::LoginVersion;

@@ -7,6 +7,23 @@
 //! A step is stored as the values that it *wrote*, never as the resulting state. The state at a checkpoint is the sum
 //! of the writes of its ancestors, see [`checkpoints`].
 //!
+//! # The rooms
+//!
+//! Modules import those of the rooms below them, and in each room the later ones of this table the earlier ones.
+//!
+//! | Room | Modules |
+//! |---|---|
+//! | operators | `admin`: [`inspection`], [`postgres_checks`], [`vacuum`], and new keys |
+//! | several tables | [`stored_bytes`], [`copies`], [`retention`], [`erasure`], [`thread_search`] |
+//! | runs and their logs | [`idempotency`], [`remembered`], [`interrupts`], `questions`, [`threads`], [`checkpoints`], [`events`], [`runs`], [`background`] |
+//! | other tables | [`workers`], [`jobs`], [`crons`], [`deliveries`], [`remote_runs`], [`sandboxes`], [`trees`], [`quotas`], [`keys`], [`mcp_logins`], [`call_tokens`], [`audit`], [`items`], [`assistants`], [`definitions`] |
+//! | what statements share | [`access`], `list_part`, `offload`; [`live`] |
+//! | `codec` | JSON, blobs, the short form, and who seals which values |
+//! | `engine` | connections, transactions, queues, statements, notifications, migrations, keys, errors |
+//! | values without SQL | `row`, `fold`, `states` |
+//!
+//! [`Db`], in this file, stands above all of them: it opens the engine, and stores the entries of the audit with each write.
+//!
 //! # The order of locks
 //!
 //! On Postgres, transactions lock rows in this order, whichever they need, so that no two of them wait for each other:
@@ -27,94 +44,72 @@
 //! [`DbError::Busy`], and the runtime repeats it.
 
 pub mod access;
+mod admin;
 pub mod assistants;
 pub mod audit;
 pub mod background;
-mod blobs;
 pub mod call_tokens;
 pub mod checkpoints;
+mod codec;
 pub mod copies;
 pub mod crons;
 pub mod definitions;
 pub mod deliveries;
 mod engine;
 pub mod erasure;
-mod error;
 pub mod events;
 mod fold;
-mod hosts;
 pub mod idempotency;
-pub mod inspection;
 pub mod interrupts;
 pub mod items;
 pub mod jobs;
-mod json;
 pub mod keys;
 mod list_part;
 pub mod live;
 pub mod mcp_logins;
-pub mod migration;
-pub mod notifications;
 mod offload;
-mod operation;
-mod own_thread;
-mod pending_entries;
-pub mod postgres_checks;
 mod questions;
-mod queue;
 pub mod quotas;
-mod reachability;
-mod reader;
 pub mod remembered;
 pub mod remote_runs;
 pub mod retention;
 mod row;
-mod row_security;
 pub mod runs;
 pub mod sandboxes;
-mod sealing;
-pub mod session_lock;
-mod short_form;
-mod statement;
 mod states;
 pub mod stored_bytes;
 #[cfg(test)]
 mod tests;
+pub mod thread_search;
 pub mod threads;
 pub mod trees;
-mod upgrade;
-pub mod vacuum;
 pub mod workers;
-mod writer;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::sync::{Semaphore, broadcast, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use engine::{Engine, Tx};
-pub use error::{DbError, DbResult};
-pub use json::unless_corrupt;
+pub use admin::{RekeyProgress, RekeyTarget, inspection, postgres_checks, vacuum};
+pub use codec::json::unless_corrupt;
+pub use engine::notifications::Notification;
+pub use engine::sealing::MasterKeys;
+pub(crate) use engine::warn_of;
+pub use engine::{
+    DbAddress, DbError, DbLimits, DbResult, Engine, LiveAddress, LiveNotice, PendingEntries, RowAccess, SessionLock,
+    SpawnWriter, Tx, migration, notifications,
+};
 pub use list_part::{ListPart, PageQuery};
-pub use live::{ChunkRange, LiveAddress, LiveNotice};
-pub use notifications::Notification;
+pub use live::ChunkRange;
 pub use offload::{CancelFlag, off_thread};
-pub use pending_entries::PendingEntries;
-pub(crate) use reachability::warn_of;
-pub use row_security::RowAccess;
-pub use sealing::{MasterKeys, RekeyProgress, RekeyTarget};
-pub use session_lock::SessionLock;
 pub use states::StateCache;
 
-use engine::{Readers, SqliteConn, TxParts};
-use operation::DbOperation;
-use queue::TransactionQueue;
-use reachability::Reachability;
-use reader::{Reader, SearchReader};
-use sealing::Sealing;
+use engine::queue::{self, TransactionQueue};
+use engine::sealing::Sealing;
+use engine::writer;
+use engine::{DbOperation, PostgresReader, Reachability, Readers, SearchReader, SqliteConn, TxParts};
 
 /// The database. Cloning it copies a pointer.
 #[derive(Clone)]
@@ -125,7 +120,7 @@ struct Inner {
     readers: Readers,
     queue: TransactionQueue,
     /// The turns of searches that share connections with reads.
-    searches: Semaphore,
+    searches: Arc<Semaphore>,
     parts: TxParts,
     notifications: broadcast::Sender<Notification>,
     live: broadcast::Sender<LiveNotice>,
@@ -136,79 +131,6 @@ struct Inner {
     writers: TaskTracker,
     limits: DbLimits,
 }
-
-/// The address of the database.
-#[derive(Clone)]
-pub struct DbAddress {
-    /// The URL: `sqlite://file`, `sqlite::memory:` or `postgres://…`, which may list several hosts.
-    pub url: String,
-    /// The URL of Postgres itself, if `url` leads to a pooler that shares sessions between transactions.
-    pub direct_url: Option<String>,
-    /// True if statements of Postgres are prepared once for each connection. A pooler may not keep them.
-    pub prepared_statements: bool,
-}
-
-impl From<&str> for DbAddress {
-    fn from(url: &str) -> Self {
-        Self {
-            url: url.to_owned(),
-            direct_url: None,
-            prepared_statements: true,
-        }
-    }
-}
-
-impl DbAddress {
-    /// Returns the URL for work that needs a session for longer than a transaction.
-    fn session_url(&self) -> &str {
-        self.direct_url.as_deref().unwrap_or(&self.url)
-    }
-}
-
-/// The limits of the database: timeouts, connections and sizes.
-#[derive(Debug, Clone, Copy)]
-pub struct DbLimits {
-    /// The timeout of one statement, including its wait for locks.
-    pub statement: Duration,
-    /// The timeout of a connection to a host of Postgres, but for those of the pool.
-    pub connect: Duration,
-    /// The number of connections to Postgres, besides the one that listens and the one of the lease.
-    pub connections: u32,
-    /// The number of characters from which base64 content is stored as a blob.
-    pub blob_min_chars: usize,
-}
-
-impl Default for DbLimits {
-    fn default() -> Self {
-        Self {
-            statement: Duration::from_secs(10),
-            connect: Duration::from_secs(5),
-            connections: 16,
-            blob_min_chars: 16 << 10,
-        }
-    }
-}
-
-impl DbLimits {
-    /// Returns the timeout of a whole transaction, including the network. The timeout detects a database that does not
-    /// answer at all.
-    fn transaction(self) -> Duration {
-        self.statement * 3
-    }
-
-    /// Returns the number of searches on Postgres at the same time. It is so low that slow ones leave connections for reads.
-    fn searches(self) -> u32 {
-        (self.connections / 4).max(1)
-    }
-
-    /// Returns the number of writers. It is lower than the number of connections, so that reads find a free one.
-    fn writers(self) -> usize {
-        usize::try_from(self.connections / 2).unwrap_or(1).max(1)
-    }
-}
-
-/// Starts a task of the database, given its name.
-pub type SpawnWriter<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
 
 impl Db {
     /// Opens the database at `url` (`sqlite://file`, `sqlite::memory:`, `postgres://…`), creates the SQLite file when
@@ -251,7 +173,7 @@ impl Db {
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = queue::new();
         let notifications = broadcast::Sender::new(notifications::CAPACITY);
-        let live = broadcast::Sender::new(live::CAPACITY);
+        let live = broadcast::Sender::new(engine::LIVE_CAPACITY);
         let live_address = LiveAddress::mint();
         let shown_lock = watch::Sender::new(None);
         let session_lock = shown_lock.subscribe();
@@ -275,7 +197,7 @@ impl Db {
             engine,
             readers,
             queue,
-            searches: Semaphore::new(usize::try_from(limits.searches()).unwrap_or(1)),
+            searches: Arc::new(Semaphore::new(usize::try_from(limits.searches()).unwrap_or(1))),
             parts,
             notifications,
             live,
@@ -299,7 +221,7 @@ impl Db {
         &self.0.parts.states
     }
 
-    /// Stores new rows in this number of forms, see [`upgrade`].
+    /// Stores new rows in this number of forms, see [`engine::upgrade`].
     #[cfg(test)]
     fn set_forms(&self, forms: u32) {
         self.0.parts.forms.store(forms, std::sync::atomic::Ordering::Relaxed);
@@ -356,29 +278,24 @@ impl Db {
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
         let (operation, outcome) = DbOperation::with_outcome(operation);
-        self.run_read(operation).await?;
+        self.run_read(operation, None).await?;
         outcome.into_result()
     }
 
-    /// Runs a read. The future is boxed, so that its code is compiled once and not in each module that reads.
-    fn run_read(&self, operation: DbOperation) -> BoxFuture<'_, DbResult<()>> {
+    /// Runs a read, or a search in its turn. The future is boxed, so that its code is compiled once and not in each module that
+    /// reads.
+    fn run_read(&self, operation: DbOperation, search: Option<OwnedSemaphorePermit>) -> BoxFuture<'_, DbResult<()>> {
         Box::pin(async move {
             let access = RowAccess::required()?;
             match &self.0.readers {
                 Readers::Writer => self.0.queue.run(access, operation).await,
                 Readers::Sqlite { queue, .. } => self.in_time(queue.run(access, operation)).await,
                 Readers::Postgres(pool) => {
-                    let mut reader = self
-                        .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
-                        .await?;
-                    let read = async {
-                        let mut transaction = reader.begin(access.begin(&pool.begin_read)).await?;
-                        let mut tx = Tx::postgres(&mut transaction, &self.0.parts, &access);
-                        self.0.parts.sealing.refresh(&mut tx).await?;
-                        operation.run(&mut tx).await.map(drop)
-                    };
+                    let limit = self.0.limits.transaction();
+                    let mut reader = self.in_time(Box::pin(PostgresReader::of(pool, limit, search))).await?;
+                    let read = reader.read(&self.0.parts, &access, operation);
                     let read = Box::pin(self.0.parts.sealing.scope(read));
-                    let done = tokio::time::timeout(self.0.limits.transaction(), read).await;
+                    let done = tokio::time::timeout(limit, read).await;
                     done.unwrap_or_else(|_| {
                         reader.is_stuck();
                         Err(DbError::late())
@@ -417,9 +334,9 @@ impl Db {
         Box::pin(async move {
             // Postgres cancels statements at the timeout by itself.
             let Readers::Sqlite { searches: pool, .. } = &self.0.readers else {
-                let turn = async { Ok(self.0.searches.acquire().await.ok()) };
-                let _turn = self.in_time(turn).await?;
-                return self.run_read(operation).await;
+                let turn = async { Ok(Arc::clone(&self.0.searches).acquire_owned().await.ok()) };
+                let turn = self.in_time(turn).await?;
+                return self.run_read(operation, turn).await;
             };
             let access = RowAccess::required()?;
             let search = async {
@@ -486,7 +403,9 @@ impl Db {
                     let is_kept = operation.run(tx).await?;
                     if is_kept {
                         // After the operation, which may add entries, and which may have to begin without locks.
-                        let _ = stored_by_operation.set(of_operation.insert(tx).await?);
+                        let pending = of_operation.not_stored();
+                        audit::insert_all(tx, &pending).await?;
+                        let _ = stored_by_operation.set(pending);
                     }
                     Ok(is_kept)
                 })

@@ -3,37 +3,21 @@
 //! are read. Histories show the interrupts of their checkpoints from the rows.
 //!
 //! A server of the former release reads only positions and events with their questions, so they are stored with them until an
-//! [`upgrade`](super::upgrade) is finished. Such texts are read at any time. A question that was read together with its position
+//! [`upgrade`](super::engine::upgrade) is finished. Such texts are read at any time. A question that was read together with its position
 //! stays there until the step ends.
 //!
 //! No interrupt gets another question later, since no id is used twice: see
 //! [`Position::questions`](crate::domain::machine::Position). So an old position or event shows the question that was asked.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::interrupts::{self, InterruptRecord};
-use super::{DbResult, Tx};
+use super::{DbResult, Tx, interrupts};
 use crate::domain::event::Fact;
-use crate::domain::id::{InterruptId, ThreadId};
-use crate::domain::interrupt::{Interrupt, Question};
+use crate::domain::id::ThreadId;
+use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::Position;
-
-/// The questions of the interrupts that a transaction has read as rows, so that they are not read and decoded again for the
-/// positions of their agents.
-#[derive(Default)]
-pub(super) struct KnownQuestions(HashMap<(ThreadId, InterruptId), Arc<Question>>);
-
-impl KnownQuestions {
-    /// Keeps the questions of rows until the end of the transaction.
-    pub(super) fn keep(&mut self, records: &[InterruptRecord]) {
-        for InterruptRecord { interrupt, thread, .. } in records {
-            let question = Arc::clone(&interrupt.question);
-            self.0.insert((*thread, interrupt.id.clone()), question);
-        }
-    }
-}
 
 /// Returns a position as it is stored.
 pub(super) fn stored_position<'p>(tx: &Tx<'_>, position: &'p Position) -> Cow<'p, Position> {
@@ -99,8 +83,8 @@ pub(super) async fn put_back(tx: &mut Tx<'_>, thread: ThreadId, mut lacking: Vec
     lacking.retain(|asked| asked.lacks_question());
     let mut unknown = BTreeSet::new();
     for asked in &mut lacking {
-        if let Some(question) = tx.questions.0.get(&(thread, asked.id.clone())) {
-            asked.question = Arc::clone(question);
+        if let Some(question) = tx.questions.get(thread, &asked.id) {
+            asked.question = question;
         } else {
             unknown.insert(asked.id.clone());
         }

@@ -4,8 +4,8 @@ use sqlx::{query, query_as};
 use uuid::Uuid;
 
 use super::access::contains_thread;
+use super::codec::json::{ColumnRef, readable};
 use super::engine::on_engine;
-use super::json::{ColumnRef, readable};
 use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::InterruptScope;

@@ -1,14 +1,14 @@
 //! Retention: finds expired threads, prunes histories and measures the storage of a thread.
 
-use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
-use super::blobs::{self, BlobReferrer, Packer};
-use super::engine::{LaneColumn, on_engine};
+use super::codec::blobs::{self, BlobReferrer, Packer};
+use super::engine::{IdColumn, OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
 use super::{DbResult, Engine, Tx, checkpoints, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
-use crate::domain::stored::StoredWrites;
+use crate::domain::stored_update::StoredWrites;
 use crate::domain::time::Timestamp;
 
 /// Prunes the history of a thread: keeps only the newest state of the main agent, as one checkpoint, and the histories
@@ -63,7 +63,7 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
 /// leave gaps in the log, too, but readers of the log miss nothing there.
 pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64>> {
     const SQL: &str = "select 1 from threads where thread_id = $1 and pruned_at is not null";
-    let pruned: Option<i32> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
+    let pruned: Option<(i32,)> = tx.statement(SQL).bind(thread.0).fetch_optional().await?;
     if pruned.is_none() {
         return Ok(None);
     }
@@ -75,11 +75,7 @@ pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64
 async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head, kept: &[Lane]) -> DbResult<()> {
     const CHECKPOINTS: &str = "delete from checkpoints where thread_id = ";
     const EVENTS: &str = "delete from events where thread_id = ";
-    const SQLITE: &[(&str, &str)] = &[
-        (CHECKPOINTS, checkpoints::OF_MAIN_AGENTS),
-        (CHECKPOINTS, checkpoints::OF_SUBAGENTS),
-        (EVENTS, ""),
-    ];
+    const SQLITE: &[(&str, &str)] = &[(CHECKPOINTS, OF_MAIN_AGENTS), (CHECKPOINTS, OF_SUBAGENTS), (EVENTS, "")];
     const POSTGRES: &[(&str, &str)] = &[(CHECKPOINTS, ""), (EVENTS, "")];
     let parts = tx.either(SQLITE, POSTGRES);
     for (delete, condition) in parts {
@@ -93,7 +89,7 @@ async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::He
                 sql.push(" and lane not in (");
                 let mut list = sql.separated(", ");
                 for lane in kept {
-                    list.push_bind(LaneColumn(*lane));
+                    list.push_bind(IdColumn(*lane));
                 }
                 sql.push(")");
             }

@@ -31,19 +31,18 @@ pub use claims::{
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_before_last, begun_by, begun_with, ended_among, latest};
 pub use queue::{QueueDepth, queue};
-pub(super) use turns::NO_QUESTION;
 pub use turns::{
     at_work_by_queue, count_of_subject, hold_messages, lock_claims, next_in_queue, try_lock_claims, waiting_queues,
 };
 pub use usage::{LaterUsages, set_usage, usage, usages, usages_later, usages_with_background};
 
-use super::blobs::{self, BlobReferrer, Packer, StoredText};
-use super::engine::{Engine, LaneColumn, on_engine};
-use super::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
+use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
+use super::codec::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
+use super::codec::short_form;
+use super::engine::{Engine, IdColumn, LaterRows, on_engine};
 use super::list_part::{ListBuilder, ListPart};
 use super::row::from_row;
-use super::statement::LaterRows;
-use super::{DbError, DbResult, Tx, short_form};
+use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
@@ -53,7 +52,7 @@ use crate::domain::run::{AssignedAgent, Lineage, Run, RunCaller, RunRequest, Run
 use crate::domain::time::Timestamp;
 use crate::domain::trace::RunTrace;
 use crate::domain::visibility::Visibility;
-use implied_id::ImpliedId;
+use implied_id::{stored_assistant, stored_root};
 
 const TABLE: &str = "runs";
 
@@ -67,8 +66,8 @@ from_row! {
     struct RunRow {
         run_id: Uuid,
         thread_id: Uuid,
-        assistant_id: ImpliedId,
-        root_id: ImpliedId,
+        assistant_id: IdColumn<Option<Uuid>>,
+        root_id: IdColumn<Option<Uuid>>,
         parent_id: Option<Uuid>,
         depth: i32,
         cause: Option<String>,
@@ -329,11 +328,21 @@ fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
         .collect()
 }
 
+/// A run to be stored.
+#[derive(Clone, Copy)]
+struct NewRow<'a> {
+    run: &'a Run,
+    /// The process that holds it.
+    worker: Option<WorkerId>,
+    /// The number of its first event.
+    first_seq: Option<i64>,
+}
+
 /// Stores a new run. A run that starts at once is held by `worker`.
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when its thread was deleted, or another run of the main agent is running on it: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later).
+/// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     insert_begun(tx, run, worker, None).await
 }
@@ -348,52 +357,83 @@ pub async fn insert_begun(
     worker: Option<WorkerId>,
     first_seq: Option<i64>,
 ) -> DbResult<()> {
+    let row = NewRow { run, worker, first_seq };
+    insert_rows(tx, &[row]).await
+}
+
+/// Stores new runs of subagents like [`insert`]. The process that holds the run of the main agent holds them, too.
+///
+/// # Errors
+/// As [`insert`], also when one of them exists.
+pub async fn insert_children(tx: &mut Tx<'_>, children: &[&Run]) -> DbResult<()> {
+    let rows = children.iter().map(|run| NewRow {
+        run,
+        worker: None,
+        first_seq: None,
+    });
+    insert_rows(tx, &rows.collect::<Vec<_>>()).await
+}
+
+async fn insert_rows(tx: &mut Tx<'_>, new: &[NewRow<'_>]) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
-        path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
-        visibility, crashes, queue, definition, turn, first_seq) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0, $20, \
-        $21, $22, $23)";
-    let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
-    let sealer = tx.sealer_of_thread(run.thread).await?;
-    let at = |column| cell(column, &run.id);
-    let mut packer = Packer::of_thread(tx, run.thread).await?;
+        path, status, request, metadata, error, attempt, worker, fence, created_at, updated_at, due_at, \
+        visibility, crashes, queue, definition, turn, first_seq) values ";
     let engine = tx.engine();
-    let request = packer.encode(&at("request"), &run.request)?;
-    let stored_metadata = stored_metadata(run, engine, tx.shortens());
-    let metadata = sealer.json(&at("metadata"), &stored_metadata)?;
-    let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
-    let error = error.transpose()?;
-    tx.statement(SQL)
-        .bind(run.id.0)
-        .bind(run.thread.0)
-        .bind(ImpliedId::assistant_of(run, engine))
-        .bind(ImpliedId::root_of(run, engine))
-        .bind(run.lineage.parent.map(|parent| parent.0))
-        .bind(i32::try_from(run.lineage.depth).unwrap_or(i32::MAX))
-        .bind(run.lineage.cause.as_deref())
-        .bind(run.lineage.checkpoint_ns())
-        .bind(Json(&run.lineage.path))
-        .bind(run.status.word())
-        .bind(request)
-        .bind(Json(metadata))
-        .bind(error)
-        .bind(i32::try_from(run.attempt).unwrap_or(i32::MAX))
-        .bind(worker.map(|worker| worker.0))
-        .bind(run.created_at.0)
-        .bind(run.updated_at.0)
-        .bind(run.due_at.0)
-        .bind(visibility.map(Visibility::word))
-        .bind(run.queue.text())
-        .bind(run.request.pinned_definition().map(|digest| digest.0.as_str()))
-        .bind(run.request.turn().word())
-        .bind(first_seq)
-        .execute_later()
-        .await?;
-    let referrer = BlobReferrer::Request {
-        thread: run.thread,
-        run: run.id,
-    };
-    packer.store(tx, referrer).await
+    let shortens = tx.shortens();
+    let stored_metadata = new.iter().map(|row| stored_metadata(row.run, engine, shortens));
+    let stored_metadata: Vec<_> = stored_metadata.collect();
+    let mut rows = Vec::with_capacity(new.len());
+    let mut packers = Vec::with_capacity(new.len());
+    for (row, stored_metadata) in new.iter().zip(&stored_metadata) {
+        let run = row.run;
+        let at = |column| cell(column, &run.id);
+        let sealer = tx.sealer_of_thread(run.thread).await?;
+        let mut packer = Packer::of_thread(tx, run.thread).await?;
+        let request = packer.encode(&at("request"), &run.request)?;
+        let metadata = sealer.json(&at("metadata"), stored_metadata)?;
+        let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
+        rows.push((*row, request, metadata, error.transpose()?));
+        let referrer = BlobReferrer::Request {
+            thread: run.thread,
+            run: run.id,
+        };
+        packers.push((packer, referrer));
+    }
+    tx.insert_later(SQL, "", 25, rows, |values, (row, request, metadata, error)| {
+        let NewRow { run, worker, first_seq } = row;
+        let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
+        values
+            .push_bind(run.id.0)
+            .push_bind(run.thread.0)
+            .push_bind(stored_assistant(run, engine))
+            .push_bind(stored_root(run, engine))
+            .push_bind(run.lineage.parent.map(|parent| parent.0))
+            .push_bind(i32::try_from(run.lineage.depth).unwrap_or(i32::MAX))
+            .push_bind(run.lineage.cause.as_deref())
+            .push_bind(run.lineage.checkpoint_ns())
+            .push_bind(Json(&run.lineage.path))
+            .push_bind(run.status.word())
+            .push_bind(request)
+            .push_bind(Json(metadata))
+            .push_bind(error)
+            .push_bind(i32::try_from(run.attempt).unwrap_or(i32::MAX))
+            .push_bind(worker.map(|worker| worker.0))
+            .push_bind(0_i64)
+            .push_bind(run.created_at.0)
+            .push_bind(run.updated_at.0)
+            .push_bind(run.due_at.0)
+            .push_bind(visibility.map(Visibility::word))
+            .push_bind(0_i32)
+            .push_bind(run.queue.text())
+            .push_bind(run.request.pinned_definition().map(|digest| digest.0.as_str()))
+            .push_bind(run.request.turn().word())
+            .push_bind(first_seq);
+    })
+    .await?;
+    for (packer, referrer) in packers {
+        packer.store(tx, referrer).await?;
+    }
+    Ok(())
 }
 
 /// Returns the run with this id on this thread.
@@ -404,7 +444,7 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Opt
 /// Returns the run with this id, on any thread.
 pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
     const SQL: &str = concatcp!(SELECT, " where run_id = $1");
-    let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
+    let row: Option<RunRow> = tx.statement(SQL).bind(run.0).fetch_optional().await?;
     Ok(read_all(tx, row.into_iter().collect()).await?.pop())
 }
 
@@ -412,14 +452,14 @@ pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
 pub struct LaterRun(LaterRows<RunRow>);
 
 /// Returns the run that made the newest checkpoint of the main agent of a thread, to be read later in the transaction, which must
-/// change neither meanwhile. On SQLite it is read together with other rows.
+/// change neither meanwhile. It is read together with other rows.
 pub async fn of_newest_step_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRun> {
     const SQL: &str = concatcp!(
         SELECT,
         " where run_id = (select newest.run_id from checkpoints newest where newest.thread_id = $1 and newest.lane = $2 \
          order by newest.seq desc limit 1)"
     );
-    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(Lane::Main));
+    let statement = tx.statement(SQL).bind(thread.0).bind(IdColumn(Lane::Main));
     statement.fetch_later().await.map(LaterRun)
 }
 
@@ -491,7 +531,7 @@ from_row! {
 }
 
 /// Returns the values of [`find_before`], to be read later in the transaction, which must store or change no run of the thread
-/// meanwhile. On SQLite they are read together with other rows.
+/// meanwhile. They are read together with other rows.
 pub async fn find_before_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRunBefore> {
     const BEGUN: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
         and status <> 'pending' order by created_at desc, run_id desc limit 1";
@@ -634,30 +674,31 @@ pub async fn count_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<InFl
 }
 
 /// A count of runs that is made later in its transaction.
-pub struct LaterInFlight(LaterRows<(String, i64)>);
+pub struct LaterInFlight(LaterRows<(i64, i64)>);
 
 /// Returns the count of [`count_in_flight`], to be made later in the transaction, which must store or change no run of the
 /// thread meanwhile. On SQLite it is made together with other statements.
 pub async fn count_in_flight_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterInFlight> {
-    const SQL: &str = "select status, count(*) from runs \
-        where thread_id = $1 and depth = 0 and status = 'pending' group by status \
-        union all select status, count(*) from runs \
-        where thread_id = $1 and depth = 0 and status = 'running' group by status";
-    let counted = tx.statement(SQL).bind(thread.0).fetch_later().await?;
+    // On SQLite each status has an index of its own. On Postgres both are in one by thread, and of a single status it may read all
+    // runs in the index of another order, to find those of the thread.
+    const SQLITE: &str = "select \
+        (select count(*) from runs where thread_id = $1 and depth = 0 and status = 'pending'), \
+        (select count(*) from runs where thread_id = $1 and depth = 0 and status = 'running')";
+    const POSTGRES: &str = "select count(*) filter (where status = 'pending'), count(*) filter (where status = 'running') \
+        from runs where thread_id = $1 and depth = 0 and status in ('pending', 'running')";
+    let sql = tx.either(SQLITE, POSTGRES);
+    let counted = tx.statement(sql).bind(thread.0).fetch_later().await?;
     Ok(LaterInFlight(counted))
 }
 
 impl LaterInFlight {
     /// Counts the runs, and returns their numbers.
     pub async fn count(self, tx: &mut Tx<'_>) -> DbResult<InFlight> {
-        let rows = self.0.fetch_all(tx).await?;
-        let count = |status: RunStatus| {
-            let found = rows.iter().find(|(word, _)| word == status.word());
-            found.and_then(|(_, count)| u64::try_from(*count).ok()).unwrap_or(0)
-        };
+        let (waiting, at_work) = self.0.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let number = |count: i64| u64::try_from(count).unwrap_or(0);
         Ok(InFlight {
-            waiting: count(RunStatus::Pending),
-            at_work: count(RunStatus::Running),
+            waiting: number(waiting),
+            at_work: number(at_work),
         })
     }
 }

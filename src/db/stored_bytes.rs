@@ -6,8 +6,8 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::push_owner;
-use super::checkpoints::{LAST_SEQ, OF_MAIN_AGENTS, OF_SUBAGENTS};
-use super::engine::on_engine;
+use super::checkpoints::LAST_SEQ;
+use super::engine::{OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
 use super::{DbResult, Tx};
 use crate::domain::id::ThreadId;
 use crate::domain::identity::{Tenant, UserId};

@@ -1,6 +1,5 @@
 //! The table of threads: their metadata, status and TTL. Their messages are in the checkpoints.
 
-mod search;
 mod terms;
 
 use std::collections::BTreeSet;
@@ -9,20 +8,16 @@ use std::time::Duration;
 use const_format::{concatcp, str_replace};
 use serde_json::{Map, Value};
 use sqlx::types::Json;
-use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query};
 use uuid::Uuid;
 
-#[cfg(test)]
-pub(in crate::db) use search::AccessPath;
-pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, count, search};
-
-use super::engine::{Engine, on_engine};
-use super::json::{ColumnRef, log_unreadable};
+use super::codec::blobs;
+use super::codec::json::{ColumnRef, log_unreadable};
+use super::engine::sealing::Sealer;
+use super::engine::{Engine, LaterRows, Statement, on_engine};
+use super::interrupts::NO_QUESTION;
 use super::row::from_row;
-use super::runs::NO_QUESTION;
-use super::sealing::Sealer;
-use super::statement::{LaterRows, Statement};
-use super::{DbResult, Tx, access, blobs, idempotency};
+use super::{DbResult, Tx, access, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
@@ -30,12 +25,13 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "threads";
 
-const COLUMNS: &str = "thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
+pub(super) const COLUMNS: &str = "thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
     created_at, updated_at, state_updated_at, ttl, ttl_strategy, expires_at, tenant, owner";
 const SELECT: &str = concatcp!("select ", COLUMNS, " from threads");
 
 from_row! {
-    struct ThreadRow {
+    /// The row of a thread.
+    pub(super) struct ThreadRow {
         thread_id: Uuid,
         status: String,
         metadata: String,
@@ -118,7 +114,7 @@ pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
 ///
 /// # Errors
 /// [`super::DbError::NoRow`] when the id is taken: by the end of the transaction, see
-/// [`Statement::change_later`](super::statement::Statement::change_later).
+/// [`Statement::change_later`](super::engine::Statement::change_later).
 pub async fn insert_later(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<()> {
     insertion(tx, thread).await?.change_later().await?;
     terms::insert(tx, thread.id, &thread.metadata).await
@@ -230,7 +226,7 @@ pub async fn lock_to_delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<()> {
 }
 
 async fn select_one(tx: &mut Tx<'_>, sql: &'static str, id: ThreadId) -> DbResult<Option<Thread>> {
-    let row: Option<ThreadRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
+    let row: Option<ThreadRow> = tx.statement(sql).bind(id.0).fetch_optional().await?;
     Ok(row.map(Thread::from))
 }
 
@@ -341,15 +337,19 @@ pub struct LeftThread {
     pub may_hold_messages: bool,
 }
 
-/// The update of a thread that a run leaves.
-const LEAVE: &str = concatcp!(
-    "update threads set status = case when exists (select 1 from runs other \
+/// The beginning of the update of a thread that a run leaves, before the condition that the thread stays busy.
+const LEAVE: &str = "update threads set status = case when ";
+/// The rest of that update.
+const LEFT: &str = " then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
+    expires_at = $6 + ttl where thread_id = $1";
+/// The condition that another run of thread `$1` than `$2` is at work, or waits for no answer.
+const HAS_OTHERS: &str = concatcp!(
+    "exists (select 1 from runs other \
      where other.thread_id = $1 and other.depth = 0 and other.status = 'running' and other.run_id <> $2) \
      or exists (select 1 from runs other \
      where other.thread_id = $1 and other.depth = 0 and other.status = 'pending' and other.run_id <> $2 and ",
     str_replace!(NO_QUESTION, "{run}", "other"),
-    ") then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
-     expires_at = $6 + ttl where thread_id = $1"
+    ")"
 );
 /// The condition that thread `$1` [may hold messages](LeftThread::may_hold_messages).
 const MAY_HOLD_MESSAGES: &str = "exists (select 1 from interrupts asked \
@@ -364,13 +364,13 @@ pub async fn leave(
     left: &ThreadAfterRun,
     now: Timestamp,
 ) -> DbResult<Option<LeftThread>> {
-    const SQL: &str = concatcp!(LEAVE, " returning ", MAY_HOLD_MESSAGES);
+    const SQL: &str = concatcp!(LEAVE, HAS_OTHERS, LEFT, " returning ", MAY_HOLD_MESSAGES);
     let update = leave_statement(tx, SQL, id, left, now).await?;
     let found: Option<(bool,)> = update.fetch_optional().await?;
     Ok(found.map(|(may_hold_messages,)| LeftThread { may_hold_messages }))
 }
 
-/// Updates a thread like [`leave`], if it holds no messages for certain.
+/// Updates a thread like [`leave`], if it holds no messages for certain. The transaction has just ended the run, which was at work.
 ///
 /// # Errors
 /// [`DbError::NoRow`](super::DbError::NoRow) if the thread does not exist, or [may hold messages](LeftThread::may_hold_messages): by
@@ -381,8 +381,15 @@ pub async fn leave_without_messages(
     left: &ThreadAfterRun,
     now: Timestamp,
 ) -> DbResult<()> {
-    const SQL: &str = concatcp!(LEAVE, " and not (", MAY_HOLD_MESSAGES, ")");
-    let update = leave_statement(tx, SQL, id, left, now).await?;
+    // No other run can be at work beside the one that ends, and where no message is held, no pending run waits for answers.
+    const OTHER: &str = "exists (select 1 from runs other \
+        where other.thread_id = $1 and other.depth = 0 and other.run_id <> $2 and other.status ";
+    const END: &str = concatcp!(LEFT, " and not (", MAY_HOLD_MESSAGES, ")");
+    const SQLITE: &str = concatcp!(LEAVE, OTHER, "= 'pending')", END);
+    // By the condition of the index of runs by thread. Postgres could look for pending runs among those of all threads.
+    const POSTGRES: &str = concatcp!(LEAVE, OTHER, "in ('pending', 'running'))", END);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let update = leave_statement(tx, sql, id, left, now).await?;
     update.change_later().await
 }
 
@@ -410,6 +417,7 @@ pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     const SQL: &str = "delete from threads where thread_id = $1";
     tx.erase_traces();
     idempotency::forget_thread(tx, id).await?;
+    lock_to_delete(tx, id).await?;
     let freed = blobs::of_thread(tx, id).await?;
     let deleted = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
@@ -429,18 +437,6 @@ pub struct ThreadVersion {
     pub version: i64,
     /// True when a run of the main agent is running on it.
     pub is_at_work: bool,
-}
-
-/// Returns the tenant of a thread, if the thread exists.
-///
-/// # Errors
-/// If the database fails.
-pub(in crate::db) async fn tenant_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<String>> {
-    const SQL: &str = "select tenant from threads where thread_id = $1";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(thread.0)
-        .fetch_optional(conn)
-        .await)?)
 }
 
 /// Returns the versions of those of these threads that exist.

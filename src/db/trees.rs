@@ -3,9 +3,8 @@
 use const_format::concatcp;
 use sqlx::query_as;
 
-use super::engine::on_engine;
+use super::engine::{LaterRows, on_engine};
 use super::row::from_row;
-use super::statement::LaterRows;
 use super::{DbResult, Tx};
 use crate::domain::busy_time::BusyTime;
 use crate::domain::id::{RunId, ThreadId};

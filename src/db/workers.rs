@@ -4,23 +4,18 @@
 //! claim the runs of others.
 //!
 //! On Postgres a worker also holds an advisory lock, which the database releases as soon as the process has ended. So the
-//! others need not wait for the end of the lease. See [`super::session_lock`].
+//! others need not wait for the end of the lease. See [`SessionLock`].
 
 use std::time::Duration;
 
 use const_format::{concatcp, str_replace};
 use sqlx::{query, query_scalar};
 
-use super::engine::{Conn, on_engine};
-use super::session_lock::{IS_HELD, SessionLock};
+use super::engine::session_lock::{IS_HELD, SessionLock};
+use super::engine::{Conn, NOW_POSTGRES, NOW_SQLITE, on_engine};
 use super::{DbResult, Tx};
 use crate::domain::id::WorkerId;
 use crate::domain::time::Timestamp;
-
-/// The SQL expression for the current time of the database, in microseconds since 1970.
-pub(super) const NOW_SQLITE: &str = "cast(unixepoch('subsec') * 1000000 as bigint)";
-/// The same on Postgres. Not `now()`, which is the start of the transaction: it may have waited for a lock since.
-pub(super) const NOW_POSTGRES: &str = "cast(extract(epoch from clock_timestamp()) * 1000000 as bigint)";
 
 /// The SQL condition that the worker `{worker}` has a lease that is valid at the time `{now}`.
 const IS_ALIVE: &str =
@@ -135,7 +130,7 @@ pub async fn retire_all(tx: &mut Tx<'_>) -> DbResult<()> {
 
 /// Reads nothing, to check that the database answers.
 pub async fn ping(tx: &mut Tx<'_>) -> DbResult<()> {
-    let _: i32 = on_engine!(tx, |conn| query_scalar("select 1").fetch_one(conn).await)?;
+    let _: (i32,) = tx.statement("select 1").fetch_one().await?;
     Ok(())
 }
 

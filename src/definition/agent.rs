@@ -6,19 +6,35 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::approval::{ApprovalRule, InterruptMode};
 use super::builtins::{
     APPROVAL, ASK_USER, FILES, LIMITS, MEMORY, PERMISSIONS, REPEATED_FAILURES, SKILLS, STORE, STRUCTURED, SUBAGENTS,
     SUMMARIZATION, TODOS, UNTIL,
 };
+use super::bundled_files::BundledFiles;
+use super::compat::{TaskDialect, UnknownSubagent};
+use super::configurable::Configurable;
+use super::context_scoping::ContextScoping;
+use super::diagnostic::FieldPath;
+use super::execute::ExecuteRule;
+use super::general_purpose::GeneralPurpose;
+use super::inherit::Inherit;
 use super::mcp::McpServerDefinition;
-use super::{
-    ApprovalRule, BundledFiles, Configurable, ExecuteRule, GeneralPurpose, Headers, Inherit, InterruptMode, Location,
-    ModelNames, Permission, Policy, SkillSource, StoreRule, SummarizationRule, SystemPrompt, TaskDialect,
-    UnknownSubagent, UpdateStrategy, WorkspaceDefinition,
-};
+use super::model_names::ModelNames;
+use super::permission::Permission;
+use super::policy::Policy;
+use super::prompt::SystemPrompt;
+use super::source::SkillSource;
+use super::store::StoreRule;
+use super::summarization::SummarizationRule;
+use super::until_tool::UntilTool;
+use super::workspace::{Workspace, WorkspaceDefinition};
 use crate::domain::approvers::Approvers;
+use crate::domain::background::UpdateStrategy;
 use crate::domain::field::FieldDefinition;
+use crate::domain::headers::Headers;
 use crate::domain::limits::Limits;
+use crate::domain::stored::is_default;
 use crate::domain::visibility::Visibility;
 
 /// The default of the maximum number of steps of a run: the same as in the reference implementation.
@@ -432,7 +448,23 @@ pub const POLICY_FIELDS: [(&str, &[&str]); 14] = [
     (REPEATED_FAILURES, &["limits"]),
 ];
 
+/// Returns subagents, each with its field.
+pub(super) fn with_fields_mut(
+    subagents: &mut [SubagentDefinition],
+) -> impl Iterator<Item = (FieldPath, &mut SubagentDefinition)> {
+    let list = FieldPath::of(["subagents"]);
+    let all = subagents.iter_mut().enumerate();
+    all.map(move |(at, subagent)| (list.then(at), subagent))
+}
+
 impl AgentDefinition {
+    /// Returns the subagents, each with its field.
+    pub(super) fn subagents_with_fields(&self) -> impl Iterator<Item = (FieldPath, &SubagentDefinition)> {
+        let list = FieldPath::of(["subagents"]);
+        let all = self.subagents.iter().enumerate();
+        all.map(move |(at, subagent)| (list.then(at), subagent))
+    }
+
     /// Returns the name of the agent: the one that it has been given, or else its `graph_id`.
     pub fn name_or<'a>(&'a self, graph_id: &'a str) -> &'a str {
         self.name.as_deref().unwrap_or(graph_id)
@@ -440,11 +472,6 @@ impl AgentDefinition {
 }
 
 impl SubagentDefinition {
-    /// Returns whether the subagent is a model loop of this definition: neither a program nor another agent.
-    pub fn is_made_here(&self) -> bool {
-        self.runnable.is_none() && self.location() == Location::Inside
-    }
-
     /// Returns the specification of this fork of `caller`.
     pub fn fork_spec(&self, caller: &AgentSpec) -> AgentSpec {
         let is_there = |name: &str| caller.middleware.iter().any(|policy| policy.name == name);
@@ -458,17 +485,6 @@ impl SubagentDefinition {
     }
 }
 
-/// The place where file tools work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Workspace {
-    /// In the state of the thread, shared with subagents.
-    #[default]
-    State,
-    /// Nowhere: the agent has no file tools.
-    None,
-}
-
 /// The effect of an ordinary message on a pending interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -478,52 +494,6 @@ pub enum OnPendingInterrupt {
     Drop,
     /// The message is refused.
     Reject,
-}
-
-/// Returns whether a field has its default value.
-pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
-/// The agents that see an entry of the `context`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ContextScoping {
-    /// Every agent of the run.
-    #[default]
-    Shared,
-    /// Keys of the form `name:key` reach only the agent called `name`. All other keys reach every agent.
-    Prefix,
-}
-
-impl ContextScoping {
-    /// Returns whether `agent` sees the entry `key`.
-    pub fn reaches(self, key: &str, agent: &str) -> bool {
-        match (self, key.split_once(':')) {
-            (Self::Prefix, Some((name, _))) => name == agent,
-            (Self::Prefix, None) | (Self::Shared, _) => true,
-        }
-    }
-}
-
-/// The tools that end a subagent's work: one name, or several.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "must be the name of a tool or a list of names")]
-pub enum UntilTool {
-    /// One tool.
-    One(String),
-    /// Any of these tools: the first that succeeds.
-    Any(Vec<String>),
-}
-
-impl UntilTool {
-    /// Returns the names.
-    pub fn names(&self) -> &[String] {
-        match self {
-            Self::One(name) => std::slice::from_ref(name),
-            Self::Any(names) => names,
-        }
-    }
 }
 
 /// The conversation with which a subagent begins.

@@ -5,9 +5,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::diagnostic::{Diagnostic, FieldPath, Segment};
-use super::read;
-use crate::domain::schema::Schema;
+use super::diagnostic::{Diagnostic, FieldPath};
+use super::read::read;
+use super::schema::{NO_OBJECT, schema_problem};
 
 /// The way in which a model produces an answer in a form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -196,25 +196,9 @@ fn check_schema(place: &FieldPath, schema: &Value) -> Vec<Diagnostic> {
     .alternatives();
     let is_object = |one: &Value| one.get("type") == Some(&json!("object"));
     if alternatives.is_empty() || !alternatives.iter().all(is_object) {
-        let message = "must be a JSON Schema of an object: `type = \"object\"`, `properties`, …";
-        return vec![Diagnostic::error(place.clone(), message)];
+        return vec![Diagnostic::error(place.clone(), NO_OBJECT)];
     }
     schema_problem(place, schema).into_iter().collect()
-}
-
-/// Returns the reason why `schema` is not a JSON Schema.
-pub(super) fn schema_problem(field: &FieldPath, schema: &Value) -> Option<Diagnostic> {
-    let error = Schema::compile(schema).err()?;
-    let mut place = field.clone();
-    for step in error.place.split('/').filter(|step| !step.is_empty()) {
-        place
-            .0
-            .push(step.parse().map_or_else(|_| Segment::from(step), Segment::Index));
-    }
-    Some(Diagnostic::error(
-        place,
-        format!("is not valid in a JSON Schema: {error}"),
-    ))
 }
 
 #[cfg(test)]

@@ -1,12 +1,9 @@
 //! Approval rules: the tool calls that a human has to approve.
 
-use std::fmt;
-
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error as _, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::switch::SwitchOrTable;
+use super::untagged::{SwitchOrTable, TextOrTable};
 use crate::domain::approvers::Approvers;
 use crate::domain::condition::ArgumentCondition;
 use crate::domain::interrupt::{Decision, DecisionKind};
@@ -69,31 +66,17 @@ pub struct ApprovalChoices {
 pub struct ExpiryDecision(pub Decision);
 
 impl<'de> Deserialize<'de> for ExpiryDecision {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Expired;
-
-        impl<'de> Visitor<'de> for Expired {
-            type Value = ExpiryDecision;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`approve`, `reject`, or a table with `type` and `message`")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<ExpiryDecision, E> {
-                match word {
-                    "approve" => Ok(ExpiryDecision(Decision::Approve)),
-                    "reject" => Ok(ExpiryDecision(Decision::Reject { message: None })),
-                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(word), &self)),
-                }
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ExpiryDecision, A::Error> {
-                Decision::deserialize(MapAccessDeserializer::new(map)).map(ExpiryDecision)
-            }
+        let expected = "`approve`, `reject`, or a table with `type` and `message`";
+        let word = match TextOrTable::read(deserializer, expected)? {
+            TextOrTable::Text(word) => word,
+            TextOrTable::Table(decision) => return Ok(Self(decision)),
+        };
+        match word.as_str() {
+            "approve" => Ok(Self(Decision::Approve)),
+            "reject" => Ok(Self(Decision::Reject { message: None })),
+            _ => Err(D::Error::invalid_value(Unexpected::Str(&word), &expected)),
         }
-
-        deserializer.deserialize_any(Expired)
     }
 }
 

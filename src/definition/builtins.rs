@@ -2,7 +2,7 @@
 //!
 //! The tools and state fields of a policy, and its settings in definitions, stand here once; the checks, the reserved
 //! names and the policies themselves read it. A policy that only takes settings where it is listed needs no row: see
-//! [`super::check::RegisteredPolicy`].
+//! [`super::RegisteredPolicy`].
 
 /// The list of things to do.
 pub const TODOS: &str = "TodoListMiddleware";

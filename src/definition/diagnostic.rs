@@ -68,3 +68,22 @@ impl fmt::Display for Diagnostic {
         write!(f, "{}: {}", self.field, self.message)
     }
 }
+
+/// Returns an error with this message for each field below `field` that is given. Each entry is the name of a field, and
+/// whether it is given.
+pub(super) fn errors_of_given<'n>(
+    field: &FieldPath,
+    fields: impl IntoIterator<Item = (&'n str, bool)>,
+    message: &str,
+) -> Vec<Diagnostic> {
+    let given = fields.into_iter().filter(|(_, is_given)| *is_given);
+    given
+        .map(|(name, _)| Diagnostic::error(field.then(name), message))
+        .collect()
+}
+
+/// Returns an error if the list in `field`, which has this length, has more than `most` entries.
+pub(super) fn check_length(field: &FieldPath, length: usize, most: usize) -> Option<Diagnostic> {
+    let message = || format!("has {length} entries; at most {most} are allowed");
+    (length > most).then(|| Diagnostic::error(field.clone(), message()))
+}

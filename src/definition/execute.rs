@@ -1,4 +1,4 @@
-//! The tool `execute`: whether an agent may run commands in its workspace, and what a command may use.
+//! The setting of the tool `execute`: whether an agent may run commands in its workspace, and what a command may use.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,13 +7,11 @@ use std::path::{Path, PathBuf};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::diagnostic::{Diagnostic, FieldPath};
-use super::permission::Permission;
-use super::switch::SwitchOrTable;
+use super::diagnostic::{Diagnostic, FieldPath, errors_of_given};
+use super::tool::AfterCrash;
+use super::untagged::SwitchOrTable;
 use super::words::is_word;
-use super::{AfterCrash, AgentDefinition, AgentSpec, Workspace, WorkspaceDefinition, WorkspaceKind};
-use crate::domain::path::{below, normalise};
-use crate::domain::pattern::trunk;
+use super::workspace::WorkspaceDefinition;
 
 /// The longest time-out of a command, in seconds.
 const LONGEST_TIMEOUT_S: u32 = 24 * 3_600;
@@ -192,7 +190,7 @@ impl ExecuteRule {
         ))
     }
 
-    fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
+    pub(super) fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
         match self {
             Self::Switch(_) => vec![],
             Self::Settings(settings) => settings.check(field),
@@ -258,7 +256,7 @@ impl ExecuteSettings {
     }
 
     /// Returns an error for each setting that is for commands on this machine: a sandbox service has its own.
-    fn check_for_service(&self, field: &FieldPath) -> Vec<Diagnostic> {
+    pub(super) fn check_for_service(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let usual = Self::default();
         let changed = [
             ("isolation", self.isolation != usual.isolation),
@@ -273,14 +271,11 @@ impl ExecuteSettings {
             ("shell", self.shell != usual.shell),
         ];
         let message = "is for commands on this machine; a sandbox service has limits and an environment of its own";
-        let given = changed.into_iter().filter(|(_, is_changed)| *is_changed);
-        given
-            .map(|(name, _)| Diagnostic::error(field.then(name), message))
-            .collect()
+        errors_of_given(field, changed, message)
     }
 
     /// Reads the values of variables, and makes paths absolute. Returns the problems, with their fields.
-    fn settle(
+    pub(super) fn settle(
         &mut self,
         field: &FieldPath,
         folder: &Path,
@@ -312,135 +307,6 @@ impl ExecuteSettings {
     }
 }
 
-impl WorkspaceDefinition {
-    /// Returns the workspace in which commands run, on the disk or in a sandbox: this one, or the default of a composite
-    /// one.
-    pub fn of_commands(&self) -> Option<&Self> {
-        let own = match self.kind {
-            WorkspaceKind::Composite => self.default.as_deref()?,
-            WorkspaceKind::Disk | WorkspaceKind::Sandbox | WorkspaceKind::State | WorkspaceKind::Store => self,
-        };
-        let is_place = match own.kind {
-            WorkspaceKind::Disk => own.root.is_some(),
-            WorkspaceKind::Sandbox => own.sandbox.is_some(),
-            WorkspaceKind::State | WorkspaceKind::Store | WorkspaceKind::Composite => false,
-        };
-        is_place.then_some(own)
-    }
-
-    /// Returns whether all paths that match a pattern are in routes, where no command runs.
-    fn is_in_routes(&self, pattern: &str) -> bool {
-        let trunk = trunk(pattern);
-        let is_route =
-            |route: &String| normalise(route).is_ok_and(|route| trunk == route || below(&trunk, &route).is_some());
-        self.kind == WorkspaceKind::Composite && self.routes.keys().any(is_route)
-    }
-}
-
-/// Checks that an agent with this specification can run commands, for the rule in `field`.
-fn check_agent(spec: &AgentSpec, field: &FieldPath) -> Vec<Diagnostic> {
-    let mut findings = vec![];
-    let Some(settings) = spec.execute.settings() else {
-        return findings;
-    };
-    if spec.files == Workspace::None {
-        let message = "is not possible with `files = \"none\"`: the tool comes with the file tools";
-        findings.push(Diagnostic::error(field.clone(), message));
-    }
-    match spec.workspace.of_commands() {
-        Some(workspace) if workspace.kind == WorkspaceKind::Sandbox => {
-            findings.extend(settings.check_for_service(field));
-        }
-        Some(_) => {}
-        None => {
-            let message = "needs a workspace of the kind `disk` or `sandbox`, or a composite one whose `default` is of \
-                such a kind";
-            findings.push(Diagnostic::error(field.clone(), message));
-        }
-    }
-    let restricts = |rule: &&Permission| rule.tools.is_empty() && rule.mode.restricts();
-    for rule in spec.permissions.iter().filter(restricts) {
-        let mut seen = rule.paths.iter().filter(|path| !spec.workspace.is_in_routes(path));
-        if let Some(path) = seen.next() {
-            let message = format!(
-                "would pass by the rule of `permissions` for `{path}`, which binds the file tools only; put such files \
-                 into a route of the workspace, or take the rule away"
-            );
-            findings.push(Diagnostic::error(field.clone(), message));
-        }
-    }
-    findings
-}
-
-impl AgentDefinition {
-    /// Returns the rules for commands that the agent and its subagents give, with their fields.
-    fn execute_rules(&self) -> Vec<(FieldPath, &ExecuteRule)> {
-        let below = self.subagents.iter().enumerate().filter_map(|(at, subagent)| {
-            let field = FieldPath::of(["subagents"]).then(at).then("execute");
-            Some((field, subagent.execute.as_ref()?))
-        });
-        std::iter::once((FieldPath::of(["execute"]), &self.execute))
-            .chain(below)
-            .collect()
-    }
-
-    /// Checks the rules for commands; `resolved` is the definition in its resolved form.
-    pub(super) fn check_execution(&self, resolved: &Self) -> Vec<Diagnostic> {
-        let rules = self.execute_rules();
-        let mut findings: Vec<Diagnostic> = rules.iter().flat_map(|(field, rule)| rule.check(field)).collect();
-        findings.extend(check_agent(&resolved.spec(""), &FieldPath::of(["execute"])));
-        for (at, subagent) in self.subagents.iter().enumerate() {
-            // A subagent that has the rule from its parent and another workspace has no such tool.
-            let own = resolved.subagents.get(at).filter(|_| subagent.execute.is_some());
-            let field = FieldPath::of(["subagents"]).then(at).then("execute");
-            findings.extend(own.into_iter().flat_map(|own| check_agent(&own.spec(resolved), &field)));
-        }
-        findings
-    }
-
-    /// Returns an error for each rule that lets an agent run commands. Only the configuration may have one.
-    pub(super) fn check_execution_of_client(&self) -> Vec<Diagnostic> {
-        let message = "is for definitions in files; one that comes over HTTP runs no commands";
-        let rules = self.execute_rules().into_iter();
-        rules
-            .filter(|(_, rule)| rule.settings().is_some())
-            .map(|(field, _)| Diagnostic::error(field, message))
-            .collect()
-    }
-
-    /// Reads the environment variables that commands get, and makes paths absolute: they are relative to `folder`.
-    pub fn settle_execution(&mut self, folder: &Path, variable: &dyn Fn(&str) -> Option<String>) -> Vec<Diagnostic> {
-        let mut findings = vec![];
-        if let ExecuteRule::Settings(settings) = &mut self.execute {
-            findings.extend(settings.settle(&FieldPath::of(["execute"]), folder, variable));
-        }
-        for (at, subagent) in self.subagents.iter_mut().enumerate() {
-            let field = FieldPath::of(["subagents"]).then(at).then("execute");
-            if let Some(ExecuteRule::Settings(settings)) = &mut subagent.execute {
-                findings.extend(settings.settle(&field, folder, variable));
-            }
-        }
-        findings
-    }
-
-    /// Returns the agents of the definition that run commands on this machine, each with the field of its rule, its settings and its
-    /// workspace on the disk.
-    pub fn executing(&self) -> Vec<(FieldPath, ExecuteSettings, WorkspaceDefinition)> {
-        let resolved = self.resolved();
-        let below = resolved.subagents.iter().enumerate().map(|(at, subagent)| {
-            let field = FieldPath::of(["subagents"]).then(at).then("execute");
-            (field, subagent.spec(&resolved))
-        });
-        let all = std::iter::once((FieldPath::of(["execute"]), resolved.spec(""))).chain(below);
-        all.filter_map(|(field, spec)| {
-            let workspace = spec.workspace.of_commands()?.clone();
-            let workspace = Some(workspace).filter(|own| own.kind == WorkspaceKind::Disk)?;
-            Some((field, spec.execute.settings()?, workspace))
-        })
-        .collect()
-    }
-}
-
 impl<'de> Deserialize<'de> for ExecuteRule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "true, false or a table of settings";
@@ -457,41 +323,16 @@ mod tests {
 
     use super::*;
 
-    fn problems(agent: Value) -> Vec<String> {
-        let agent: AgentDefinition = serde_json::from_value(agent).expect("a definition");
-        let found = agent.check_execution(&agent.resolved());
+    fn problems(settings: Value) -> Vec<String> {
+        let rule: ExecuteRule = serde_json::from_value(settings).expect("a rule");
+        let found = rule.check(&FieldPath::of(["execute"]));
         found.iter().map(ToString::to_string).collect()
-    }
-
-    fn with(execute: Value) -> Value {
-        json!({"model": "a:b", "workspace": {"kind": "disk", "root": "/srv/files"}, "execute": execute})
-    }
-
-    #[test]
-    fn commands_need_a_directory_of_the_disk_and_file_tools() {
-        let composite = |default: Value| json!({"kind": "composite", "default": default, "routes": {"/m": {}}});
-        let disk = json!({"kind": "disk", "root": "/srv/files"});
-        for (workspace, is_possible) in [
-            (json!({}), false),
-            (json!({"kind": "store", "namespace": ["a"]}), false),
-            (composite(json!({})), false),
-            (composite(disk.clone()), true),
-            (disk.clone(), true),
-        ] {
-            let found = problems(json!({"execute": true, "workspace": workspace}));
-            assert_eq!(found.is_empty(), is_possible, "{workspace}: {found:?}");
-            assert_eq!(problems(json!({"execute": false, "workspace": workspace})), [""; 0]);
-        }
-        assert_eq!(
-            problems(json!({"execute": true, "files": "none", "workspace": disk})).len(),
-            1
-        );
     }
 
     #[test]
     fn every_setting_has_a_limit() {
         assert_eq!(
-            problems(with(json!({"timeout_s": 5, "network": "host", "env": ["LANG"]}))),
+            problems(json!({"timeout_s": 5, "network": "host", "env": ["LANG"]})),
             [""; 0]
         );
         for (settings, field) in [
@@ -510,57 +351,8 @@ mod tests {
             (json!({"read_paths": ["/proc/1"]}), "execute.read_paths[0]"),
             (json!({"after_crash": "repeat"}), "execute.after_crash"),
         ] {
-            let found = problems(with(settings.clone()));
+            let found = problems(settings.clone());
             assert!(found.len() == 1 && found[0].starts_with(field), "{settings}: {found:?}");
         }
-    }
-
-    #[test]
-    fn rules_for_files_that_commands_would_pass_by_are_refused() {
-        let agent = |paths: Value, mode: &str| {
-            json!({"execute": true, "permissions": [{"operations": ["read"], "paths": paths, "mode": mode}],
-                "workspace": {"kind": "composite", "default": {"kind": "disk", "root": "/srv"}, "routes": {"/skills": {}}}})
-        };
-        assert_eq!(problems(agent(json!(["/secret/**"]), "allow")), [""; 0]);
-        assert_eq!(problems(agent(json!(["/skills/**"]), "deny")), [""; 0]);
-        for mode in ["deny", "interrupt"] {
-            assert_eq!(problems(agent(json!(["/skills/**", "/secret/**"]), mode)).len(), 1);
-            assert_eq!(problems(agent(json!(["/**"]), mode)).len(), 1);
-        }
-    }
-
-    #[test]
-    fn a_subagent_has_the_rule_of_its_parent_where_its_workspace_allows_it() {
-        let agent: AgentDefinition = serde_json::from_value(json!({
-            "model": "a:b", "execute": {"timeout_s": 7}, "workspace": {"kind": "disk", "root": "/srv"},
-            "general_purpose_subagent": {"enabled": false},
-            "subagents": [{"name": "same"}, {"name": "never", "execute": false}, {"name": "state", "workspace": {}}]
-        }))
-        .expect("a definition");
-        assert_eq!(agent.check_execution(&agent.resolved()), []);
-        let executing = agent.executing();
-        let fields: Vec<String> = executing.iter().map(|(field, ..)| field.to_string()).collect();
-        assert_eq!(fields, ["execute", "subagents[0].execute"]);
-        assert!(executing.iter().all(|(_, settings, _)| settings.timeout_s == 7));
-        let over_http: Vec<String> = agent
-            .check_execution_of_client()
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-        assert!(over_http.len() == 1 && over_http[0].starts_with("execute: is for definitions in files"));
-    }
-
-    #[test]
-    fn values_of_variables_are_read_with_the_configuration_and_never_shown() {
-        let mut agent: AgentDefinition =
-            serde_json::from_value(with(json!({"env": ["TOKEN", "NONE"]}))).expect("a definition");
-        let variable = |name: &str| (name == "TOKEN").then(|| "hush".to_owned());
-        let found = agent.settle_execution(Path::new("/"), &variable);
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].field.to_string(), "execute.env[1]");
-        let settings = agent.execute.settings().expect("settings");
-        assert_eq!(settings.values.expose()["TOKEN"], "hush");
-        assert!(!format!("{agent:?}").contains("hush"));
-        assert!(!serde_json::to_string(&agent).expect("JSON").contains("hush"));
     }
 }

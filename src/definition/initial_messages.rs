@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::SubagentDefinition;
+use super::agent::SubagentDefinition;
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::record::LARGEST_DEFINITION;
+use super::limits::LARGEST_DEFINITION;
 use crate::domain::input::read_initial;
 use crate::domain::message::Message;
 
@@ -40,25 +40,14 @@ impl SubagentDefinition {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::definition::ClientRules;
-    use crate::definition::check::ValidationContext;
-    use crate::definition::validate;
+    use crate::definition::ValidationContext;
+    use crate::definition::validate::findings_of;
 
     fn reported(mut subagent: Value) -> Vec<String> {
-        let providers = ["scripted".to_owned()].into_iter().collect();
-        let context = ValidationContext {
-            providers,
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
-        };
         subagent["name"] = json!("a");
         subagent["description"] = json!("Does all that is left.");
         let body = json!({"model": "scripted:x", "subagents": [subagent]});
-        validate("x", body, &context)
-            .findings
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        findings_of("x", body, &ValidationContext::of_tests())
     }
 
     #[test]

@@ -1,39 +1,38 @@
-//! Servers of tools: those of the Model Context Protocol and services behind HTTP, and the names of their tools.
+//! Servers of the Model Context Protocol, and the names of the tools of servers.
 //!
 //! Definitions name a tool as `server/tool`, and all tools of a server as `server/*`. Models know it under a name that
 //! every provider takes.
 //!
-//! `names` has these names, `filter` the lists of tools that are offered, and `servers` both kinds of servers with their
-//! owners.
+//! `names` has these names, `filter` the lists of tools that are offered, and `oauth` the access tokens.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::diagnostic::{Diagnostic, FieldPath};
-pub use super::mcp_oauth::{ClientAuthentication, McpOAuth, OAuthGrant};
+use super::diagnostic::{Diagnostic, FieldPath, errors_of_given};
+use super::headers::check_headers;
 use super::read_access::check_read_access;
-use super::words::{address_problem, is_word};
-use super::{AfterCrash, Headers, OnError, ReadAccess, check_headers};
+use super::tool::{AfterCrash, OnError};
+use super::words::{LONGEST_TIMEOUT_S, address_problem, is_word, timeout_problem};
+use crate::domain::headers::Headers;
 use crate::domain::loopback::is_protected;
+use crate::domain::read_access::ReadAccess;
 
 mod filter;
 mod names;
-mod servers;
+mod oauth;
 
 pub use filter::McpFilter;
 pub(super) use filter::filter_problems;
 pub(super) use names::{LONGEST_NAME, before_digest};
 pub use names::{McpReference, ToolNames, by_model_name, model_name, model_tool_name};
-pub use servers::{McpOwner, OwnedServers, ServerDefinition};
+pub use oauth::{ClientAuthentication, McpOAuth, OAuthGrant};
 
 /// The longest name of a server: it leaves room for that of the tool.
 const LONGEST_SERVER: usize = 32;
 /// The maximum number of servers of one agent.
 const MOST_SERVERS: usize = 32;
-/// The longest time-out, in seconds.
-pub(super) const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// The transport of a server behind HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -159,11 +158,8 @@ impl McpServerDefinition {
             );
         }
         for (field, seconds) in [("timeout_s", self.timeout_s), ("start_timeout_s", self.start_timeout_s)] {
-            if !(seconds > 0.0 && seconds <= LONGEST_TIMEOUT_S) {
-                wrong(
-                    top.then(field),
-                    format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
-                );
+            if let Some(problem) = timeout_problem(seconds, LONGEST_TIMEOUT_S) {
+                wrong(top.then(field), problem);
             }
         }
         findings.extend(check_headers(&top.then("headers"), &self.headers));
@@ -202,12 +198,8 @@ impl McpServerDefinition {
     /// Checks the program or the address.
     fn check_place(&self) -> Vec<Diagnostic> {
         let top = FieldPath::default();
-        let only_with = |word: &str, given: &[(&str, bool)]| {
-            let given = given.iter().filter(|(_, is_given)| *is_given);
-            given
-                .map(|(field, _)| Diagnostic::error(top.then(*field), format!("goes with `{word}` only")))
-                .collect()
-        };
+        let only_with =
+            |word: &str, fields: [(&str, bool); 3]| errors_of_given(&top, fields, &format!("goes with `{word}` only"));
         match (&self.command, &self.url) {
             (None, None) => vec![Diagnostic::error(
                 top.then("command"),
@@ -226,7 +218,7 @@ impl McpServerDefinition {
                     ("oauth", self.oauth.is_some()),
                     ("transport", has_transport),
                 ];
-                let mut findings: Vec<Diagnostic> = only_with("url", &given);
+                let mut findings = only_with("url", given);
                 if command.trim().is_empty() {
                     findings.push(Diagnostic::error(top.then("command"), "must not be blank"));
                 }
@@ -238,7 +230,7 @@ impl McpServerDefinition {
                     ("env", !self.env.is_empty()),
                     ("cwd", self.cwd.is_some()),
                 ];
-                let mut findings: Vec<Diagnostic> = only_with("command", &given);
+                let mut findings = only_with("command", given);
                 findings.extend(address_problem(url).map(|problem| Diagnostic::error(top.then("url"), problem)));
                 findings
             }

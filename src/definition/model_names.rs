@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::untagged::TextOrList;
 
 /// The maximum number of models of one agent.
 pub const MAX_MODEL_NAMES: usize = 8;
@@ -60,29 +61,12 @@ impl Serialize for ModelNames {
 
 impl<'de> Deserialize<'de> for ModelNames {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(NamesVisitor)
-    }
-}
-
-struct NamesVisitor;
-
-impl<'de> Visitor<'de> for NamesVisitor {
-    type Value = ModelNames;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text or a list of texts")
-    }
-
-    fn visit_str<E>(self, name: &str) -> Result<ModelNames, E> {
-        Ok(ModelNames::from(name))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<ModelNames, A::Error> {
-        let mut all = vec![];
-        while let Some(name) = names.next_element()? {
-            all.push(name);
-        }
-        Ok(ModelNames(all))
+        Ok(Self(
+            match TextOrList::read(deserializer, "a text or a list of texts")? {
+                TextOrList::Text(name) => vec![name],
+                TextOrList::List(names) => names,
+            },
+        ))
     }
 }
 

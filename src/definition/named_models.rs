@@ -1,7 +1,10 @@
 //! The models that a definition names.
 
+use super::agent::AgentDefinition;
 use super::diagnostic::FieldPath;
-use super::{AgentDefinition, ModelNames, Policy, SummarizationRule};
+use super::model_names::ModelNames;
+use super::policy::Policy;
+use super::summarization::SummarizationRule;
 
 /// A model that a definition names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,8 +59,7 @@ impl AgentDefinition {
             ModelUsage::Never
         };
         all.extend(of_general.into_iter().map(|model| NamedModel { usage, ..model }));
-        for (at, subagent) in self.subagents.iter().enumerate() {
-            let field = top.then("subagents").then(at);
+        for (field, subagent) in self.subagents_with_fields() {
             let models = subagent.model.as_ref();
             all.extend(of_fields(&field, models, &subagent.middleware, setting_of));
             all.extend(of_summaries(&field, subagent.summarization.as_ref()));

@@ -1,14 +1,13 @@
 //! The instructions of an agent: a text, or blocks of text, some of which are marked for the provider's cache.
 
-use std::fmt;
+use std::fmt::Write;
 
-use serde::de::value::SeqAccessDeserializer;
-use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::AgentDefinition;
+use super::description::{Part, parts};
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::record::LARGEST_DEFINITION;
+use super::limits::LARGEST_DEFINITION;
+use super::untagged::TextOrList;
 
 /// The maximum number of blocks of the instructions of one agent.
 const MOST_BLOCKS: usize = 64;
@@ -171,8 +170,30 @@ impl SystemPrompt {
         }
     }
 
+    /// Fills the slots for which there is a text. Text in other braces stays as it is.
+    pub(super) fn fill<'a>(&mut self, text_of: impl Fn(&str) -> Option<&'a str>) {
+        let texts: Vec<&mut String> = match self {
+            Self::Text(text) => vec![text],
+            Self::Blocks(blocks) => blocks.iter_mut().map(|block| &mut block.text).collect(),
+        };
+        for text in texts {
+            let mut filled = String::new();
+            for part in parts(text) {
+                match part {
+                    Part::Text(own) => filled.push_str(own),
+                    Part::Braces(name) => match text_of(name) {
+                        Some(chosen) => filled.push_str(chosen),
+                        // Writing to a string does not fail.
+                        None => write!(filled, "{{{name}}}").unwrap_or_default(),
+                    },
+                }
+            }
+            *text = filled;
+        }
+    }
+
     /// Checks the instructions in `field`.
-    fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
+    pub(super) fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let Self::Blocks(blocks) = self else { return vec![] };
         let blank = blocks
             .iter()
@@ -206,46 +227,13 @@ impl SystemPrompt {
     }
 }
 
-impl AgentDefinition {
-    /// Checks the instructions of the agent and its subagents.
-    pub(super) fn check_prompts(&self) -> Vec<Diagnostic> {
-        let top = FieldPath::default();
-        let general = self.general_purpose_subagent.system_prompt.as_ref();
-        let general = general.map(|own| own.check(&top.then("general_purpose_subagent").then("system_prompt")));
-        let subagents = self.subagents.iter().enumerate();
-        let of_subagent = |at: usize| FieldPath::of(["subagents"]).then(at).then("system_prompt");
-        let own = self
-            .system_prompt
-            .check(&top.then("system_prompt"))
-            .into_iter()
-            .chain(general.unwrap_or_default());
-        own.chain(subagents.flat_map(|(at, subagent)| subagent.system_prompt.check(&of_subagent(at))))
-            .collect()
-    }
-}
-
 impl<'de> Deserialize<'de> for SystemPrompt {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Prompt;
-
-        impl<'de> Visitor<'de> for Prompt {
-            type Value = SystemPrompt;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text or a list of blocks like { type = \"text\", text = \"…\" }")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<SystemPrompt, E> {
-                Ok(text.into())
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, blocks: A) -> Result<SystemPrompt, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(blocks)).map(SystemPrompt::Blocks)
-            }
-        }
-
-        deserializer.deserialize_any(Prompt)
+        let expected = "a text or a list of blocks like { type = \"text\", text = \"…\" }";
+        Ok(match TextOrList::read(deserializer, expected)? {
+            TextOrList::Text(text) => Self::Text(text),
+            TextOrList::List(blocks) => Self::Blocks(blocks),
+        })
     }
 }
 
@@ -254,22 +242,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::definition::ClientRules;
-    use crate::definition::check::ValidationContext;
-    use crate::definition::validate;
+    use crate::definition::ValidationContext;
+    use crate::definition::validate::findings_of;
 
     fn findings(body: Value) -> Vec<String> {
-        let providers = ["scripted".to_owned()].into_iter().collect();
-        let context = ValidationContext {
-            providers,
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
-        };
-        validate("a", body, &context)
-            .findings
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        findings_of("a", body, &ValidationContext::of_tests())
     }
 
     fn reported(prompt: Value) -> Vec<String> {

@@ -1,8 +1,8 @@
 //! Checks what the calls of a tool may read.
 
-use super::diagnostic::{Diagnostic, FieldPath};
+use super::diagnostic::{Diagnostic, FieldPath, check_length};
+use super::namespace::check_namespace;
 use super::words::path_problem;
-use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::read_access::ReadAccess;
 use crate::domain::state::is_private;
 
@@ -16,10 +16,7 @@ pub(super) fn check_read_access(field: &FieldPath, access: &ReadAccess) -> Vec<D
     let ReadAccess { state, files, store } = access;
     let mut findings = vec![];
     for (name, length) in [("state", state.len()), ("files", files.len()), ("store", store.len())] {
-        if length > MOST {
-            let message = format!("has {length} entries; at most {MOST} are allowed");
-            findings.push(Diagnostic::error(field.then(name), message));
-        }
+        findings.extend(check_length(&field.then(name), length, MOST));
     }
     for (at, name) in state.iter().enumerate() {
         let field = field.then("state").then(at);
@@ -31,10 +28,7 @@ pub(super) fn check_read_access(field: &FieldPath, access: &ReadAccess) -> Vec<D
     }
     for (at, labels) in store.iter().enumerate() {
         let field = field.then("store").then(at);
-        for (label, message) in NamespaceTemplate::read(labels).err().unwrap_or_default() {
-            let field = label.map_or_else(|| field.clone(), |label| field.then(label));
-            findings.push(Diagnostic::error(field, message));
-        }
+        findings.extend(check_namespace(&field, labels));
     }
     findings
 }

@@ -7,16 +7,12 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Parsed, Severity, read};
+use super::agent::AgentDefinition;
+use super::bundled_files::BundledFiles;
+use super::diagnostic::{Diagnostic, FieldPath, Severity};
+use super::read::{Parsed, read};
 use crate::domain::id::DefinitionDigest;
 use crate::domain::time::Timestamp;
-
-/// The maximum size of the definition of a client, in bytes of JSON.
-pub const LARGEST_DEFINITION: usize = 256 * 1024;
-/// The maximum number of agents that the clients of all tenants may define together. A server keeps them in memory.
-pub const MOST_AGENTS: i64 = 2000;
-/// The maximum number of listed versions of a definition. Older versions stay only as long as a run needs them.
-pub const VERSIONS_KEPT: i64 = 100;
 
 impl AgentDefinition {
     /// Returns the stored text of the definition, with the files that belong to it. Equal definitions have equal texts.

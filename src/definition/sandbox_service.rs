@@ -7,9 +7,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::mcp::LONGEST_TIMEOUT_S;
-use super::words::{address_problem, is_word};
-use super::{Headers, check_headers};
+use super::headers::check_headers;
+use super::words::{LONGEST_TIMEOUT_S, base_address_problem, is_word, timeout_problem};
+use crate::domain::headers::Headers;
 
 /// A sandbox service behind HTTP. Workspaces of the kind `sandbox` name it.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
@@ -60,22 +60,14 @@ impl SandboxServiceDefinition {
                 top.then("url"),
                 "must be given: the address of the service, below which it has `/sandboxes`".to_owned(),
             );
-        } else if let Some(problem) = self.url_problem() {
+        } else if let Some(problem) = base_address_problem(&self.url, "the sandbox is") {
             wrong(top.then("url"), problem);
         }
-        if !(self.timeout_s > 0.0 && self.timeout_s <= LONGEST_TIMEOUT_S) {
-            let message = format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds");
-            wrong(top.then("timeout_s"), message);
+        if let Some(problem) = timeout_problem(self.timeout_s, LONGEST_TIMEOUT_S) {
+            wrong(top.then("timeout_s"), problem);
         }
         findings.extend(check_headers(&top.then("headers"), &self.headers));
         findings
-    }
-
-    /// Returns the reason why the address cannot be used.
-    fn url_problem(&self) -> Option<String> {
-        let has_query = self.url.contains(['?', '#']);
-        let query = has_query.then(|| "must have no query: the sandbox is added to its path".to_owned());
-        address_problem(&self.url).or(query)
     }
 }
 

@@ -1,15 +1,12 @@
 //! The sources of an agent's skills and memory.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::AgentDefinition;
 use super::bundled_files::{self, FOLDER, is_relative};
-use super::diagnostic::{Diagnostic, FieldPath};
+use super::diagnostic::{Diagnostic, FieldPath, check_length};
+use super::untagged::TextOrTable;
 use crate::domain::path::{below, normalise};
 
 /// The maximum number of sources of one kind.
@@ -67,53 +64,13 @@ impl SkillSource {
 }
 
 impl<'de> Deserialize<'de> for SkillSource {
-    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Source;
-
-        impl<'de> Visitor<'de> for Source {
-            type Value = SkillSource;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a path or a table with `path` and `label`")
-            }
-
-            fn visit_str<E>(self, path: &str) -> Result<SkillSource, E> {
-                Ok(SkillSource::Path(path.to_owned()))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SkillSource, A::Error> {
-                LabelledSource::deserialize(MapAccessDeserializer::new(map)).map(SkillSource::Labelled)
-            }
-        }
-
-        deserializer.deserialize_any(Source)
+        let expected = "a path or a table with `path` and `label`";
+        Ok(match TextOrTable::read(deserializer, expected)? {
+            TextOrTable::Text(path) => Self::Path(path),
+            TextOrTable::Table(labelled) => Self::Labelled(labelled),
+        })
     }
-}
-
-/// A file or folder that a definition names.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NamedSource {
-    /// The field that names it.
-    pub field: FieldPath,
-    /// The path, as it is written.
-    pub path: String,
-    /// The tools that the skills of a folder may disclose; `None` for a memory file.
-    pub tools: Option<Vec<String>>,
-}
-
-/// Returns the entries of one list of files or folders.
-pub(super) fn entries<'a>(
-    list: &FieldPath,
-    paths: impl Iterator<Item = &'a str>,
-    tools: Option<&[String]>,
-) -> Vec<NamedSource> {
-    let entry = |(at, path): (usize, &str)| NamedSource {
-        field: list.then(at),
-        path: path.to_owned(),
-        tools: tools.map(<[String]>::to_vec),
-    };
-    paths.enumerate().map(entry).collect()
 }
 
 /// Checks the sources of skills in `field`.
@@ -133,13 +90,7 @@ pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Di
 
 /// Checks a list of files or folders in `field`.
 pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<Item = &'a str>) -> Vec<Diagnostic> {
-    let mut findings = vec![];
-    if paths.len() > MOST {
-        findings.push(Diagnostic::error(
-            field.clone(),
-            format!("has {} entries; at most {MOST} are allowed", paths.len()),
-        ));
-    }
+    let mut findings: Vec<Diagnostic> = check_length(field, paths.len(), MOST).into_iter().collect();
     let mut seen = BTreeSet::new();
     for (at, path) in paths.enumerate() {
         let place = field.then(at);
@@ -171,34 +122,6 @@ pub fn source_problem(path: &str) -> Option<String> {
     }
     let reserved = !is_relative(path) && (clean == FOLDER || below(&clean, FOLDER).is_some());
     reserved.then(|| format!("`{path}` must not lie in {FOLDER}, which belongs to the server"))
-}
-
-/// Checks that the definition of a client names no files on the server's disk, defines no MCP servers and runs no
-/// commands.
-pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
-    let on_disk = agent
-        .named_sources()
-        .into_iter()
-        .filter(|named| is_relative(&named.path) && !named.path.trim().is_empty());
-    let reported = on_disk.map(|NamedSource { field, path, .. }| {
-        let message = format!(
-            "`{path}` is relative, as in definitions that lie in files; one that comes over HTTP names places in the \
-             thread's files, which begin with /"
-        );
-        Diagnostic::error(field, message)
-    });
-    let message = "is for definitions in files; one that comes over HTTP names servers of the configuration in `tools`";
-    let servers = agent
-        .clone()
-        .servers_mut()
-        .map(|(field, _)| Diagnostic::error(field, message))
-        .collect::<Vec<_>>();
-    let of_owner = agent
-        .workspaces()
-        .into_iter()
-        .flat_map(|(field, workspace)| workspace.of_owner(&field));
-    let commands = agent.check_execution_of_client();
-    reported.chain(servers).chain(of_owner).chain(commands).collect()
 }
 
 #[cfg(test)]

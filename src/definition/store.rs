@@ -4,8 +4,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::builtins::{Builtin, STORE};
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::switch::SwitchOrTable;
-use crate::domain::item::template::NamespaceTemplate;
+use super::namespace::check_namespace;
+use super::untagged::SwitchOrTable;
 
 /// The rule for an agent's access to the Store.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -65,13 +65,7 @@ impl StoreRule {
     /// Checks the rule in `field`.
     pub(super) fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let Self::Settings(access) = self else { return vec![] };
-        let list = field.then("namespace");
-        let wrong = NamespaceTemplate::read(&access.namespace).err().unwrap_or_default();
-        let finding = |(at, reason)| match at {
-            Some(at) => Diagnostic::error(list.then(at), reason),
-            None => Diagnostic::error(list.clone(), reason),
-        };
-        wrong.into_iter().map(finding).collect()
+        check_namespace(&field.then("namespace"), &access.namespace)
     }
 }
 

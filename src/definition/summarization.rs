@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::switch::SwitchOrTable;
+use super::untagged::SwitchOrTable;
 
 /// The rule for the summarisation of an agent's conversation.
 #[derive(Debug, Clone, PartialEq, Serialize)]

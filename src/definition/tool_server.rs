@@ -6,12 +6,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::check::MOST_RETRIES;
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::mcp::{LONGEST_TIMEOUT_S, filter_problems, server_name_problem};
+use super::headers::check_headers;
+use super::mcp::{filter_problems, server_name_problem};
 use super::read_access::check_read_access;
-use super::words::address_problem;
-use super::{AfterCrash, Headers, OnError, ReadAccess, check_headers};
+use super::tool::{AfterCrash, MOST_RETRIES, OnError};
+use super::words::{LONGEST_TIMEOUT_S, base_address_problem, timeout_problem};
+use crate::domain::headers::Headers;
+use crate::domain::read_access::ReadAccess;
 
 /// The shortest pause between two looks at the list of tools, in seconds. Each is a request.
 const SHORTEST_REFRESH_S: f64 = 1.0;
@@ -98,18 +100,15 @@ impl ToolServerDefinition {
                 top.then("url"),
                 "must be given: the address of the service, below which it has `/tools`".to_owned(),
             );
-        } else if let Some(problem) = self.url_problem() {
+        } else if let Some(problem) = base_address_problem(&self.url, "the names of tools are") {
             wrong(top.then("url"), problem);
         }
         for (field, seconds) in [
             ("timeout_s", self.timeout_s),
             ("start_timeout_s", Some(self.start_timeout_s)),
         ] {
-            if !seconds.is_none_or(|seconds| seconds > 0.0 && seconds <= LONGEST_TIMEOUT_S) {
-                wrong(
-                    top.then(field),
-                    format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
-                );
+            if let Some(problem) = seconds.and_then(|seconds| timeout_problem(seconds, LONGEST_TIMEOUT_S)) {
+                wrong(top.then(field), problem);
             }
         }
         if !(SHORTEST_REFRESH_S..=LONGEST_REFRESH_S).contains(&self.refresh_s) {
@@ -125,13 +124,6 @@ impl ToolServerDefinition {
         findings.extend(check_read_access(&top.then("read_access"), &self.read_access));
         findings.extend(filter_problems(self.allowed_tools.as_deref(), &self.disabled_tools));
         findings
-    }
-
-    /// Returns the reason why the address cannot be used.
-    fn url_problem(&self) -> Option<String> {
-        let has_query = self.url.contains(['?', '#']);
-        let query = has_query.then(|| "must have no query: the names of tools are added to its path".to_owned());
-        address_problem(&self.url).or(query)
     }
 }
 

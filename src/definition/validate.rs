@@ -2,11 +2,13 @@
 
 use serde_json::Value;
 
-use super::check::{ValidationContext, check_agent};
+use super::agent::AgentDefinition;
+use super::check::{check_agent, check_origin};
 use super::compat::deprecated;
-use super::record::LARGEST_DEFINITION;
-use super::source::check_origin;
-use super::{AgentDefinition, Diagnostic, FieldPath, Severity, is_echo, read};
+use super::diagnostic::{Diagnostic, FieldPath, Severity};
+use super::limits::LARGEST_DEFINITION;
+use super::read::{is_echo, read};
+use super::validation_context::ValidationContext;
 use crate::domain::serde_messages::for_json;
 
 /// The result of validating a definition.
@@ -59,19 +61,23 @@ pub fn validate(graph_id: &str, mut body: Value, context: &ValidationContext) ->
     }
 }
 
+/// Returns what is reported about the definition of an agent, for tests of the checks.
+#[cfg(test)]
+pub(super) fn findings_of(graph_id: &str, body: Value, context: &ValidationContext) -> Vec<String> {
+    let findings = validate(graph_id, body, context).findings;
+    findings.iter().map(ToString::to_string).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::definition::ClientRules;
 
     fn context() -> ValidationContext {
         ValidationContext {
             tools: ["lookup".to_owned()].into_iter().collect(),
-            providers: ["scripted".to_owned()].into_iter().collect(),
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
+            ..ValidationContext::of_tests()
         }
     }
 

@@ -1,15 +1,15 @@
 //! The workspace of an agent: where the files are on which its file tools work.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::AgentDefinition;
-use super::agent::is_default;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
-use crate::domain::item::template::NamespaceTemplate;
+use super::namespace::check_namespace;
 use crate::domain::path::{below, is_bundled, normalise};
+use crate::domain::pattern::trunk;
+use crate::domain::stored::is_default;
 
 /// The maximum number of routes.
 const MAX_ROUTES: usize = 64;
@@ -17,6 +17,17 @@ const MAX_ROUTES: usize = 64;
 pub const THREAD_FOLDERS: [&str; 3] = ["/large_tool_results", "/large_messages", "/conversation_history"];
 /// The placeholders that the namespace of a directory on the disk may have: a client can choose none of them.
 const SERVER_VALUES: [&str; 5] = ["tenant", "user_id", "thread_id", "assistant_id", "agent_name"];
+
+/// The place where file tools work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Workspace {
+    /// In the state of the thread, shared with subagents.
+    #[default]
+    State,
+    /// Nowhere: the agent has no file tools.
+    None,
+}
 
 /// The place where an agent's files are.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -105,7 +116,7 @@ impl WorkspaceDefinition {
     }
 
     /// Returns the directories on the disk that the workspace names, with their fields, to be changed.
-    fn roots_mut(&mut self, field: &FieldPath) -> Vec<(FieldPath, &mut PathBuf)> {
+    pub(super) fn roots_mut(&mut self, field: &FieldPath) -> Vec<(FieldPath, &mut PathBuf)> {
         let mut all = vec![];
         if let Some(root) = &mut self.root {
             all.push((field.then("root"), root));
@@ -166,6 +177,29 @@ impl WorkspaceDefinition {
             }
         };
         format!("{kind}{detail}{read_only}")
+    }
+
+    /// Returns the workspace in which commands run, on the disk or in a sandbox: this one, or the default of a composite
+    /// one.
+    pub fn of_commands(&self) -> Option<&Self> {
+        let own = match self.kind {
+            WorkspaceKind::Composite => self.default.as_deref()?,
+            WorkspaceKind::Disk | WorkspaceKind::Sandbox | WorkspaceKind::State | WorkspaceKind::Store => self,
+        };
+        let is_place = match own.kind {
+            WorkspaceKind::Disk => own.root.is_some(),
+            WorkspaceKind::Sandbox => own.sandbox.is_some(),
+            WorkspaceKind::State | WorkspaceKind::Store | WorkspaceKind::Composite => false,
+        };
+        is_place.then_some(own)
+    }
+
+    /// Returns whether all paths that match a pattern are in routes, where no command runs.
+    pub(super) fn is_in_routes(&self, pattern: &str) -> bool {
+        let trunk = trunk(pattern);
+        let is_route =
+            |route: &String| normalise(route).is_ok_and(|route| trunk == route || below(&trunk, &route).is_some());
+        self.kind == WorkspaceKind::Composite && self.routes.keys().any(is_route)
     }
 
     /// Checks the workspace in `field`; `services` are the sandbox services that there are.
@@ -263,14 +297,7 @@ impl WorkspaceDefinition {
 
     fn check_namespace(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let Some(labels) = &self.namespace else { return vec![] };
-        let wrong = NamespaceTemplate::read(labels).err().unwrap_or_default();
-        let mut findings: Vec<Diagnostic> = wrong
-            .into_iter()
-            .map(|(at, reason)| match at {
-                Some(at) => Diagnostic::error(field.then(at), reason),
-                None => Diagnostic::error(field.clone(), reason),
-            })
-            .collect();
+        let mut findings = check_namespace(field, labels);
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_@+:~{}".contains(letter);
         for (at, label) in labels.iter().enumerate() {
             if !label.is_empty() && !label.contains('.') && !label.chars().all(is_plain) {
@@ -308,53 +335,6 @@ fn route_problem(path: &str) -> Option<String> {
         Some(format!("`{path}` must be written as `{clean}`"))
     } else {
         None
-    }
-}
-
-impl AgentDefinition {
-    /// Returns the workspaces of the agent and its subagents, with their fields.
-    pub fn workspaces(&self) -> Vec<(FieldPath, &WorkspaceDefinition)> {
-        let below = self.subagents.iter().enumerate().filter_map(|(at, subagent)| {
-            let field = FieldPath::of(["subagents"]).then(at).then("workspace");
-            Some((field, subagent.workspace.as_ref()?))
-        });
-        std::iter::once((FieldPath::of(["workspace"]), &self.workspace))
-            .chain(below)
-            .collect()
-    }
-
-    /// Makes the directories of workspaces absolute: they are relative to `folder`. Returns those that are not there,
-    /// with their fields.
-    pub fn settle_workspaces(&mut self, folder: &Path) -> Vec<Diagnostic> {
-        let mut roots = self.workspace.roots_mut(&FieldPath::of(["workspace"]));
-        for (at, subagent) in self.subagents.iter_mut().enumerate() {
-            let field = FieldPath::of(["subagents"]).then(at).then("workspace");
-            roots.extend(
-                subagent
-                    .workspace
-                    .iter_mut()
-                    .flat_map(|workspace| workspace.roots_mut(&field)),
-            );
-        }
-        let mut findings = vec![];
-        for (field, root) in roots.into_iter().filter(|(_, root)| !root.as_os_str().is_empty()) {
-            *root = folder.join(&*root);
-            match root.canonicalize() {
-                Ok(real) if real.is_dir() => *root = real,
-                Ok(_) => findings.push(Diagnostic::error(
-                    field,
-                    format!("`{}` must be a directory", root.display()),
-                )),
-                Err(error) => findings.push(Diagnostic::error(
-                    field,
-                    format!(
-                        "`{}` cannot be opened: {error}; create the directory first",
-                        root.display()
-                    ),
-                )),
-            }
-        }
-        findings
     }
 }
 

@@ -12,6 +12,7 @@ use super::item::ItemChange;
 use super::message::{Content, Message, Role, ToolCall, ToolStatus, answered_calls};
 use super::state::{State, Update};
 use super::stored;
+use super::stored_update;
 
 /// A tool call of the current step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,7 +40,7 @@ pub struct DelegationResult {
     /// The outcome: an error if the subagent has failed.
     pub status: ToolStatus,
     /// The writes of the subagent to shared fields and files. They become part of the output of the call.
-    #[serde(default, serialize_with = "stored::update")]
+    #[serde(default, serialize_with = "stored_update::serialize")]
     pub writes: Update,
 }
 
@@ -109,7 +110,7 @@ impl CallStatus {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ToolOutput {
     /// The result message, and the other writes of the call. A call that is no longer in the conversation has no result.
-    #[serde(serialize_with = "stored::update")]
+    #[serde(serialize_with = "stored_update::serialize")]
     pub writes: Update,
     /// True if the agent ends once all calls of the step are complete (a tool that returns directly, structured
     /// output).

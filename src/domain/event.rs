@@ -19,6 +19,7 @@ use super::message::{Message, ToolCall};
 use super::run::{Run, RunStatus};
 use super::state::Update;
 use super::stored;
+use super::stored_update;
 use super::time::Timestamp;
 use super::visibility::Visibility;
 
@@ -168,7 +169,7 @@ pub enum Fact {
         /// The index of the call in the step.
         call: usize,
         /// The writes of the call.
-        #[serde(serialize_with = "stored::update")]
+        #[serde(serialize_with = "stored_update::serialize")]
         writes: Update,
     },
     /// A model's answer ended early, after pieces of it were streamed. It is part of no state and is not sent to a

@@ -282,9 +282,18 @@ impl Question {
         json!({"type": "answered", "answers": answers})
     }
 
+    /// Returns the refusal of the [normalised](Self::normalised) form of an answer that was `given` in this field.
+    #[must_use]
+    pub fn refusal_in(&self, field: &str, given: &Value, refusal: Invalid) -> Invalid {
+        match refusal.field.strip_prefix("resume") {
+            Some(place) => Invalid::new(format!("{field}{}", self.place_as_given(given, place)), refusal.reason),
+            None => refusal,
+        }
+    }
+
     /// Returns a place in an answer as it was given, for the same place in its [normalised](Self::normalised) form: `.type` is
     /// `.decisions[0].type` if the only decision was given in a list.
-    pub fn place_as_given(&self, given: &Value, place: &str) -> String {
+    fn place_as_given(&self, given: &Value, place: &str) -> String {
         let normalised = self.normalised(given.clone());
         if normalised == *given {
             return place.to_owned();

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::json_size::{fields_size, value_size};
+
 /// One message of a thread.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
@@ -231,6 +233,9 @@ pub const REMOVE_ALL: &str = "__remove_all__";
 /// or a model has.
 pub const SOURCE: &str = "lc_source";
 
+/// The size added for each message beside its texts: its id, name and role.
+const MESSAGE_BYTES: usize = 64;
+
 impl Message {
     /// Returns the first block of a human's message for which `reason` returns an error, with its index and the error.
     pub fn unsupported(&self, reason: impl Fn(&Value) -> Option<String>) -> Option<(usize, String)> {
@@ -342,6 +347,34 @@ impl Message {
             Role::Tool { tool_call_id, .. } => Some(tool_call_id),
             Role::Human | Role::System | Role::Ai { .. } | Role::Remove => None,
         }
+    }
+
+    /// Returns the size, in bytes, counted as [`value_size`] does: what is stored is slightly longer.
+    pub fn size(&self) -> usize {
+        let content = match &self.content {
+            Content::Text(text) => text.len(),
+            Content::Blocks(blocks) => blocks.iter().map(value_size).sum(),
+        };
+        let role_size = match &self.role {
+            Role::Ai {
+                tool_calls,
+                invalid_tool_calls,
+                usage_metadata: _,
+            } => {
+                let calls: usize = tool_calls
+                    .iter()
+                    .map(|call| MESSAGE_BYTES + fields_size(&call.args))
+                    .sum();
+                let unread = invalid_tool_calls
+                    .iter()
+                    .map(|call| call.args.as_ref().map_or(0, String::len));
+                calls + unread.sum::<usize>()
+            }
+            Role::Tool { artifact, .. } => artifact.as_ref().map_or(0, value_size),
+            Role::Human | Role::System | Role::Remove => 0,
+        };
+        let metadata = fields_size(&self.additional_kwargs) + fields_size(&self.response_metadata);
+        MESSAGE_BYTES + content + role_size + metadata
     }
 
     /// Returns whether the author is the model.

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use super::message::{Message, Role};
 use super::message_list::MessageList;
 
+/// The number of changes from which an index of the messages costs less than to search for each.
+const LEAST_INDEXED: usize = 32;
+
 /// The indexes of the messages of one list that are not compressed, by id. They are found when they are first needed.
 #[derive(Debug, Default)]
 pub struct MessageIndex(Option<HashMap<String, usize>>);
@@ -56,6 +59,15 @@ impl MessageIndex {
     }
 }
 
+/// Does [`MessageList::put`] with each of these changes.
+pub fn put_all(messages: &mut MessageList, changes: &[Arc<Message>]) {
+    if changes.len() < LEAST_INDEXED {
+        changes.iter().for_each(|change| messages.put(change));
+        return;
+    }
+    MessageIndex::default().put_all(messages, changes);
+}
+
 fn indexes_by_id(messages: &MessageList) -> HashMap<String, usize> {
     let with_id = messages.recent().iter().enumerate();
     with_id
@@ -90,7 +102,7 @@ mod tests {
             let mut single = MessageList::from(vec![said(3, "before"), said(100, "before")]);
             let mut many = single.clone();
             changes.iter().for_each(|change| single.put(change));
-            many.put_all(&changes);
+            put_all(&mut many, &changes);
             assert_eq!(many, single);
         }
     }
@@ -106,7 +118,7 @@ mod tests {
             .collect();
         let mut messages = MessageList::from(said);
         let begun = Instant::now();
-        messages.put_all(&removals);
+        put_all(&mut messages, &removals);
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
         assert_eq!(messages.len(), 1);
     }

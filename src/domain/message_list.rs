@@ -11,10 +11,9 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use super::json_size::value_size;
 use super::media::{media_kind, placeholder};
 use super::message::{Content, Message, REMOVE_ALL, Role, answered_calls};
-use super::message_index::MessageIndex;
-use super::size;
 
 mod compressed;
 
@@ -25,9 +24,7 @@ pub use compressed::CompressedMessages;
 const LEAST_COMPRESSED: usize = 128;
 /// The number of the newest messages that are never compressed: who looks for the last turns finds them here.
 const NEVER_COMPRESSED: usize = 64;
-/// The number of changes from which an index of the messages costs less than to search for each.
-const LEAST_INDEXED: usize = 32;
-/// The size from which media leave the state, in bytes, see [`size::of_value`]. Less, such as an address, is hardly larger
+/// The size from which media leave the state, in bytes, see [`value_size`]. Less, such as an address, is hardly larger
 /// than the text in its place.
 const LEAST_MEDIA: usize = 1024;
 /// The reason in the texts that are in the places of media.
@@ -183,15 +180,6 @@ impl MessageList {
             Some(at) => self.replace_recent(at, Arc::clone(message)),
             None => self.recent.push(Arc::clone(message)),
         }
-    }
-
-    /// Does [`MessageList::put`] with each of these messages.
-    pub fn put_all(&mut self, messages: &[Arc<Message>]) {
-        if messages.len() < LEAST_INDEXED {
-            messages.iter().for_each(|message| self.put(message));
-            return;
-        }
-        MessageIndex::default().put_all(self, messages);
     }
 
     /// Does [`MessageList::put`] with each of these removals.
@@ -378,10 +366,10 @@ impl MessageList {
         }
     }
 
-    /// Returns the sum of the sizes of the messages, see [`size::of_message`].
+    /// Returns the sum of the sizes of the messages, see [`Message::size`].
     pub fn size(&self) -> usize {
         let earlier: usize = self.earlier.iter().map(|part| part.size).sum();
-        let recent: usize = self.recent.iter().map(|message| size::of_message(message)).sum();
+        let recent: usize = self.recent.iter().map(|message| message.size()).sum();
         earlier + recent
     }
 
@@ -461,7 +449,7 @@ fn has_id(message: &Message, id: &str) -> bool {
 
 /// Returns whether a block is media that leave the state.
 fn is_large_media(block: &Value) -> bool {
-    media_kind(block).is_some() && size::of_value(block) >= LEAST_MEDIA
+    media_kind(block).is_some() && value_size(block) >= LEAST_MEDIA
 }
 
 /// Returns the size of the media of a message that would leave the state, in bytes.
@@ -472,7 +460,7 @@ pub fn size_of_media(message: &Message) -> usize {
     blocks
         .iter()
         .filter(|block| is_large_media(block))
-        .map(size::of_value)
+        .map(value_size)
         .sum()
 }
 

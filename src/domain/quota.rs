@@ -70,13 +70,13 @@ pub fn millionths(amount: f64) -> u64 {
 /// The quotas of one level. `None` means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QuotaRule {
-    /// Requests per second, as many of them at once.
+    /// Requests per second to this process, as many of them at once.
     pub requests_per_second: Option<NonZeroU32>,
     /// Runs at work at the same time.
     pub runs_at_work: Option<u64>,
     /// Runs that wait in the queue.
     pub runs_waiting: Option<u64>,
-    /// Open streams.
+    /// Open streams of this process.
     pub open_streams: Option<u64>,
     /// Bytes of stored threads and items.
     pub stored_bytes: Option<u64>,

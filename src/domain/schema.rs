@@ -14,9 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::{Map, Value};
 
+use super::Invalid;
 use super::json_limits;
+use super::json_size::value_size;
 use super::schema_text::SchemaText;
-use super::{Invalid, size};
 
 /// The maximum size of a schema, in bytes of its texts, numbers and brackets. The largest schemas of published MCP
 /// servers are below a fifth of it.
@@ -146,7 +147,7 @@ impl KeptSchemas {
         let value = schema.parse();
         let compiled = Arc::new(Schema::compile(&value)?);
         // A short regular expression may take a megabyte.
-        if !compiled.has_patterns && size::of_value(&value) <= MAX_KEPT_BYTES {
+        if !compiled.has_patterns && value_size(&value) <= MAX_KEPT_BYTES {
             self.keep(schema, &compiled);
         }
         Ok(compiled)

@@ -1,11 +1,10 @@
 //! Size limits of files and states.
 //!
-//! Sizes are in bytes of texts, names and numbers, without the punctuation of JSON: what is stored is slightly longer.
-
-use serde_json::{Map, Value};
+//! Sizes are in bytes, counted as [`value_size`] and [`Message::size`](super::message::Message::size) do: what is stored is
+//! slightly longer.
 
 use super::Invalid;
-use super::message::{Content, Message, Role};
+use super::json_size::value_size;
 use super::state::{State, Update};
 
 /// The size limits of files and states, in bytes.
@@ -27,62 +26,14 @@ impl Default for SizeLimits {
     }
 }
 
-/// The size added for each message beside its texts: its id, name and role.
-const MESSAGE_BYTES: usize = 64;
-
-/// Returns the size of a JSON value.
-pub fn of_value(value: &Value) -> usize {
-    match value {
-        Value::Null | Value::Bool(_) => 4,
-        Value::Number(_) => 8,
-        Value::String(text) => text.len() + 2,
-        Value::Array(items) => items.iter().map(of_value).sum::<usize>() + 2,
-        Value::Object(fields) => of_fields(fields) + 2,
-    }
-}
-
-fn of_fields(fields: &Map<String, Value>) -> usize {
-    fields
-        .iter()
-        .map(|(name, value)| name.len() + 2 + of_value(value))
-        .sum()
-}
-
-/// Returns the size of a message.
-pub fn of_message(message: &Message) -> usize {
-    let content = match &message.content {
-        Content::Text(text) => text.len(),
-        Content::Blocks(blocks) => blocks.iter().map(of_value).sum(),
-    };
-    let role_size = match &message.role {
-        Role::Ai {
-            tool_calls,
-            invalid_tool_calls,
-            usage_metadata: _,
-        } => {
-            let calls: usize = tool_calls
-                .iter()
-                .map(|call| MESSAGE_BYTES + of_fields(&call.args))
-                .sum();
-            let unread = invalid_tool_calls
-                .iter()
-                .map(|call| call.args.as_ref().map_or(0, String::len));
-            calls + unread.sum::<usize>()
-        }
-        Role::Tool { artifact, .. } => artifact.as_ref().map_or(0, of_value),
-        Role::Human | Role::System | Role::Remove => 0,
-    };
-    MESSAGE_BYTES + content + role_size + of_fields(&message.additional_kwargs) + of_fields(&message.response_metadata)
-}
-
 /// Returns the size of the writes of an update.
 pub fn of_update(update: &Update) -> usize {
-    let messages: usize = update.messages.iter().map(|message| of_message(message)).sum();
+    let messages: usize = update.messages.iter().map(|message| message.size()).sum();
     let files = update
         .files
         .iter()
         .map(|(path, file)| path.len() + file.as_ref().map_or(0, |file| file.content.len()));
-    let fields = update.fields.iter().map(|(name, value)| name.len() + of_value(value));
+    let fields = update.fields.iter().map(|(name, value)| name.len() + value_size(value));
     messages + files.sum::<usize>() + fields.sum::<usize>()
 }
 
@@ -90,7 +41,7 @@ pub fn of_update(update: &Update) -> usize {
 pub fn of_state(state: &State) -> usize {
     let messages = state.messages.size();
     let files = state.files.iter().map(|(path, file)| path.len() + file.content.len());
-    let fields = state.fields.iter().map(|(name, value)| name.len() + of_value(value));
+    let fields = state.fields.iter().map(|(name, value)| name.len() + value_size(value));
     messages + files.sum::<usize>() + fields.sum::<usize>()
 }
 
@@ -136,6 +87,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::domain::message::Message;
     use crate::domain::time::Timestamp;
 
     #[test]

@@ -17,8 +17,9 @@ use super::field::{FieldRule, FieldVisibility};
 use super::file_content::FileContent;
 use super::media::media_kind;
 use super::message::{Content, Message};
+use super::message_index;
 use super::message_list::MessageList;
-use super::summarization::{self, SummarizationEvent};
+use super::summarization::{self, SummarizationEvent, UserRequest};
 use super::time::Timestamp;
 
 /// The fields of a thread at one checkpoint. Cloning copies pointers, not texts.
@@ -349,7 +350,7 @@ impl State {
 
     /// Applies `update` to the state.
     pub fn apply(&mut self, update: &Update) {
-        self.messages.put_all(&update.messages);
+        message_index::put_all(&mut self.messages, &update.messages);
         for (path, file) in &update.files {
             match file {
                 Some(file) => self.files.insert(path.clone(), Arc::clone(file)),
@@ -377,7 +378,7 @@ impl State {
                 });
             }
         }
-        let event = SummarizationEvent::of(self);
+        let event = SummarizationEvent::of(&self.fields);
         let last = event.as_ref().and_then(SummarizationEvent::last_summarized);
         let is_in_use = last.is_some_and(|last| self.messages.has_recent(last));
         // A client may have written an older event, or none: a model would read neither these messages nor a summary.
@@ -488,6 +489,18 @@ impl State {
             fields: self.fields.clone(),
             rules: self.rules.clone(),
         }
+    }
+
+    /// Returns the last request of the user if it has left the state, without its middle if it is long.
+    pub fn left_request(&self) -> Option<Arc<Message>> {
+        if self.messages.left_len() == 0 {
+            return None;
+        }
+        let UserRequest { id, text, .. } = SummarizationEvent::of(&self.fields)?.left_request?;
+        Some(Arc::new(Message {
+            id,
+            ..Message::human(text)
+        }))
     }
 
     /// Returns the model's last message, if there is one.

@@ -84,7 +84,7 @@ impl StateSize {
     /// Counts a message that was not checked by [`StateSize::admit`].
     pub fn record_message(&self, message: &Message) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        let more = size::of_message(message);
+        let more = message.size();
         sums.state = sums.state.map(|known| known.saturating_add(more));
     }
 

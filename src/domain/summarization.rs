@@ -10,8 +10,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::message::{Message, Role};
-use super::path::{file_name, numbered};
-use super::state::{File, State};
 use super::stored::is_default;
 use super::text_limits::first_chars;
 
@@ -87,9 +85,9 @@ pub struct UserRequest {
 }
 
 impl SummarizationEvent {
-    /// Returns the last event of a state.
-    pub fn of(state: &State) -> Option<Self> {
-        serde_json::from_value(state.fields.get(EVENT)?.clone()).ok()
+    /// Returns the last event of the state with these fields.
+    pub fn of(fields: &BTreeMap<String, Value>) -> Option<Self> {
+        serde_json::from_value(fields.get(EVENT)?.clone()).ok()
     }
 
     /// Returns the id of the last message that the summary stands for; none if there is no summary.
@@ -148,24 +146,12 @@ impl SummarizationEvent {
     }
 }
 
-/// Returns the messages of a conversation as the agent's model reads them.
-pub fn view(state: &State, messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
-    match SummarizationEvent::of(state) {
+/// Returns the messages of a conversation as the agent's model reads them. `fields` are those of its state.
+pub fn view(fields: &BTreeMap<String, Value>, messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
+    match SummarizationEvent::of(fields) {
         Some(event) => event.view(messages),
         None => messages.to_vec(),
     }
-}
-
-/// Returns the last request of the user if it has left the state, without its middle if it is long.
-pub fn left_request(state: &State) -> Option<Arc<Message>> {
-    if state.messages.left_len() == 0 {
-        return None;
-    }
-    let UserRequest { id, text, .. } = SummarizationEvent::of(state)?.left_request?;
-    Some(Arc::new(Message {
-        id,
-        ..Message::human(text)
-    }))
 }
 
 /// Returns a message whose calls have no text of more than `most` characters in their arguments; none if it has no
@@ -186,53 +172,6 @@ fn with_shorter_arguments(message: &Message, most: u32) -> Option<Message> {
         }
     }
     Some(message)
-}
-
-/// The folder for messages that are too long for the model.
-const LONG_FOLDER: &str = "/large_messages";
-
-/// The place for the text of a message that is too long for the model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LongMessagePlace {
-    /// The path of the file.
-    pub path: String,
-    /// True if there is a file with this text already.
-    pub is_written: bool,
-}
-
-impl LongMessagePlace {
-    /// Returns the place for the `text` of the message with this id: a file that has the text, or one that is not there.
-    /// A message may have taken the place of another with its id, or share its name with one. `own_path` gives the agent's
-    /// own name of a path, and `file_at` finds files.
-    pub fn of<'a>(
-        id: &str,
-        text: &str,
-        own_path: impl Fn(String) -> String,
-        file_at: impl Fn(&str) -> Option<&'a Arc<File>>,
-    ) -> Self {
-        let has_text = |path: &str| file_at(path).map(|file| file.has_text(text));
-        let common = common_path(id);
-        // The file of its caller, for a subagent that goes on from the caller's messages.
-        let path = match has_text(&common) {
-            Some(true) => common,
-            Some(false) | None => numbered(own_path(common), |path| has_text(path) == Some(false)),
-        };
-        Self {
-            is_written: has_text(&path).is_some(),
-            path,
-        }
-    }
-
-    /// Returns whether the file at `path` may have the text of the message with this id.
-    pub fn may_be(path: &str, id: &str) -> bool {
-        let rest = path.strip_prefix(&*common_path(id));
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-    }
-}
-
-/// Returns the beginning of the path of the file with the text of a message.
-fn common_path(id: &str) -> String {
-    format!("{LONG_FOLDER}/{}", file_name(id))
 }
 
 /// Returns whether shortening the text of a message would make it shorter.
@@ -263,8 +202,6 @@ pub fn shortened(message: &Message, path: &str) -> Message {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::state::Update;
-    use crate::domain::time::Timestamp;
 
     fn messages(count: usize) -> Vec<Arc<Message>> {
         (0..count)
@@ -297,51 +234,9 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_has_left_the_state_is_known() {
-        let mut state = State::default();
-        state.messages.extend(messages(3));
-        state.messages.push(Arc::new(Message::ai("answer").with_id("a")));
-        let leaving = SummarizationEvent {
-            left_until: Some("m0".to_owned()),
-            left_request: Some(UserRequest {
-                id: Some("m0".to_owned()),
-                text: "message 0".to_owned(),
-                answers: 0,
-            }),
-            ..event("m1")
-        };
-        assert_eq!(left_request(&state), None);
-        state.apply(&Update::field(EVENT, json!(leaving)));
-        let request = Message::human("message 0").with_id("m0");
-        assert_eq!(left_request(&state), Some(Arc::new(request)));
-    }
-
-    #[test]
     fn a_summary_of_messages_that_are_gone_is_not_shown() {
         let all = messages(3);
         assert_eq!(texts(&event("gone").view(&all)), texts(&all));
-    }
-
-    #[test]
-    fn the_file_of_a_long_message_has_the_text_of_that_message() {
-        let texts = [("/large_messages/m_0", "first"), ("/large_messages/m_0-2", "second")];
-        let files = texts.map(|(path, text)| (path, Arc::new(File::text(text, Timestamp(0)))));
-        let file_at = |at: &str| files.iter().find(|(path, _)| *path == at).map(|(_, file)| file);
-        let place = |id: &str, text: &str, suffix: &str| {
-            LongMessagePlace::of(id, text, |path| format!("{path}{suffix}"), file_at)
-        };
-        let cases = [
-            (place("m/0", "first", ""), ("/large_messages/m_0", true)),
-            (place("m.0", "second", ""), ("/large_messages/m_0-2", true)),
-            (place("m_0", "third", ""), ("/large_messages/m_0-3", false)),
-            (place("m_0", "first", "-lane"), ("/large_messages/m_0", true)),
-            (place("m_0", "second", "-lane"), ("/large_messages/m_0-lane", false)),
-            (place("m_1", "second", "-lane"), ("/large_messages/m_1-lane", false)),
-        ];
-        for (place, (path, is_written)) in cases {
-            assert_eq!(place.path, path);
-            assert_eq!(place.is_written, is_written, "{path}");
-        }
     }
 
     #[test]

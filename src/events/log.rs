@@ -24,9 +24,9 @@ use crate::domain::id::RunId;
 
 /// The number of events in memory. Readers that fall further behind read stored events, without the chunks of answers.
 const CAPACITY: usize = 1024;
-/// The number of events in memory from which those who wait for the end of a run are woken by each stored event, too: they read
-/// what is there before memory drops it.
-const MANY: usize = CAPACITY / 2;
+/// The number of events after which those who wait for the end of a run are woken, too. They read them before memory drops them:
+/// it has room for twice as many, see [`CAPACITY`].
+const WAKE_EVERY: i64 = 512;
 /// The time for which readers rely on the process that has sent the last chunk, instead of polling the database.
 const RELIANCE: Duration = Duration::from_secs(2);
 
@@ -146,8 +146,8 @@ impl ThreadLog {
         self.ring().open
     }
 
-    /// Ends the activity of the run with this `holder`. The events in memory stay for readers. Has no effect if the
-    /// next run was already announced.
+    /// Ends the activity of the run with this `holder`. The events in memory stay for readers, unless some were being stored.
+    /// Has no effect if the next run was already announced.
     pub fn close(&self, holder: u64) {
         let mut ring = self.ring();
         if ring.holder != holder {
@@ -155,7 +155,10 @@ impl ThreadLog {
         }
         ring.active = false;
         ring.expected = false;
-        ring.slots.retain(|slot| !slot.is_reserved());
+        if ring.slots.iter().any(Slot::is_reserved) {
+            // The run was left while it stored these. Readers find in the database which of them are stored.
+            ring.evict();
+        }
         drop(ring);
         self.notify();
     }
@@ -178,20 +181,16 @@ impl ThreadLog {
     /// Makes stored events with reserved numbers visible.
     pub fn publish(&self, events: impl IntoIterator<Item = Arc<Event>>) {
         let mut ring = self.ring();
-        let mut is_end = false;
+        let mut wakes_all = false;
         for event in events {
-            is_end |= is_end_of_run(&event);
+            wakes_all |= wakes_at_end(&event);
             if let Ok(at) = ring.slots.binary_search_by_key(&event.seq, |slot| slot.seq) {
                 ring.slots[at].content = SlotContent::Visible(event);
             }
         }
         ring.trim();
-        let is_due = is_end || ring.slots.len() > MANY;
         drop(ring);
-        self.changes.notify_waiters();
-        if is_due {
-            self.ends.notify_waiters();
-        }
+        self.notify_some(wakes_all);
     }
 
     /// Releases reserved numbers whose events were not stored.
@@ -206,14 +205,15 @@ impl ThreadLog {
         let mut ring = self.ring();
         let seq = ring.next;
         ring.next += 1;
+        let event = make(seq);
+        let wakes_all = wakes_at_end(&event);
         ring.slots.push_back(Slot {
             seq,
-            content: SlotContent::Visible(Arc::new(make(seq))),
+            content: SlotContent::Visible(Arc::new(event)),
         });
         ring.trim();
         drop(ring);
-        // Who waits for the end of a run is not woken for each piece of an answer.
-        self.changes.notify_waiters();
+        self.notify_some(wakes_all);
     }
 
     /// The events in memory after `after`, for a reader of `run`.
@@ -320,9 +320,7 @@ impl ThreadLog {
     pub(super) fn evict(&self) {
         let mut ring = self.ring();
         if !ring.active && ring.followed.is_none() {
-            ring.slots = VecDeque::new();
-            ring.begun = OpenAnswers::default();
-            ring.floor = ring.next - 1;
+            ring.evict();
         }
     }
 
@@ -362,8 +360,8 @@ impl ThreadLog {
     }
 
     /// Returns a future of the next change after this call that concerns a reader which waits for the end of a run: the end
-    /// of the main agent, the start and end of runs here, and what other processes do. If memory has [many](MANY) events, each
-    /// stored one is such a change.
+    /// of the main agent, the start and end of runs here, and what other processes do. Of the other events, one in
+    /// [`WAKE_EVERY`] is such a change.
     pub(super) fn next_end(&self) -> OwnedNotified {
         Arc::clone(&self.ends).notified_owned()
     }
@@ -383,8 +381,15 @@ impl ThreadLog {
     }
 
     fn notify(&self) {
+        self.notify_some(true);
+    }
+
+    /// Wakes the readers, but those who wait for the end of a run only if the change `wakes_all`.
+    fn notify_some(&self, wakes_all: bool) {
         self.changes.notify_waiters();
-        self.ends.notify_waiters();
+        if wakes_all {
+            self.ends.notify_waiters();
+        }
     }
 
     fn ring(&self) -> MutexGuard<'_, RingBuffer> {
@@ -392,9 +397,10 @@ impl ThreadLog {
     }
 }
 
-/// Returns whether the main agent of a run ends with an event.
-fn is_end_of_run(event: &Event) -> bool {
-    event.origin.lane == Lane::Main && matches!(event.body, EventBody::Fact(Fact::Ended { .. }))
+/// Returns whether an event wakes those who wait for the end of a run: the main agent ends with it, or they have many to read.
+fn wakes_at_end(event: &Event) -> bool {
+    let is_end = event.origin.lane == Lane::Main && matches!(event.body, EventBody::Fact(Fact::Ended { .. }));
+    is_end || event.seq % WAKE_EVERY == 0
 }
 
 impl RingBuffer {
@@ -416,6 +422,13 @@ impl RingBuffer {
             SlotContent::Reserved | SlotContent::Stored(_) => None,
         });
         Buffered::Events(visible.collect())
+    }
+
+    /// Drops all events: readers read the stored ones from the database.
+    fn evict(&mut self) {
+        self.slots = VecDeque::new();
+        self.begun = OpenAnswers::default();
+        self.floor = self.next - 1;
     }
 
     /// Drops the oldest events beyond [`CAPACITY`], but for the texts of answers that go on.

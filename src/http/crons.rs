@@ -47,7 +47,7 @@ fn created_response(cron: &Cron) -> StoredResponse {
     request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
         (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
-        (status = 404, description = "Thread or assistant not found", body = ErrorBody)))]
+        (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody)))]
 pub(super) async fn create_for_thread(
     api: Api,
     ApiPath(path): ApiPath<ThreadPath>,

@@ -238,7 +238,7 @@ fn json_bytes(object: &Object) -> usize {
     serde_json::to_string(object).map_or(0, |text| text.len())
 }
 
-/// The rows of a thread that are read together with it. On SQLite they need only one exchange with the connection.
+/// The rows of a thread that are read together with it. They need only one exchange with the database.
 struct ThreadRows {
     visibility: background::LaterVisibility,
     /// The newest step of the main agent, if nothing else is to be read.

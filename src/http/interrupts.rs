@@ -182,7 +182,7 @@ pub(super) async fn resolve(
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;
     // Of a thread, the caller may see this interrupt and not that one.
-    let asked = find(&api, path.clone()).await?.interrupt;
+    let interrupt = find(&api, path.clone()).await?.interrupt.id;
     let resolved = api
         .interrupts
         .resolve(
@@ -193,7 +193,7 @@ pub(super) async fn resolve(
         )
         .await;
     let run = match resolved {
-        Err(ResolveError::Invalid(refusal)) => return Err(body.refused(&asked.question, refusal).into()),
+        Err(ResolveError::Invalid(refusal)) => return Err(body.refused(&interrupt, refusal).into()),
         resolved => resolved?,
     };
     let interrupt = find(&api, path).await?.into();

@@ -83,7 +83,8 @@ fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
                 add_error(
                     operation,
                     "429",
-                    "With `[quotas]`: a quota is used up; `limit` names it",
+                    "With `[quotas]`: a quota is used up; `limit` names it. Requests per second and open streams are \
+                     counted by each server process for itself",
                 );
                 add_error(operation, "401", "With `[auth]`: there are no valid credentials");
                 add_error(

@@ -19,7 +19,7 @@ use super::wire::thread::{
 use super::wire::{self, Object};
 use super::{Api, JsonResult};
 use crate::db::interrupts::InterruptRecord;
-use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
+use crate::db::{self, DbResult, Tx, background, checkpoints, retention, thread_search, threads};
 use crate::domain;
 use crate::domain::access::Action;
 use crate::domain::checkpoint::Lane;
@@ -243,13 +243,13 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
     } = body.check(api.scope(Action::ThreadsSearch))?;
     let permit = api.answer_permit().await?;
     let most_bytes = api.answers.bytes();
-    let query = threads::ThreadQuery {
+    let query = thread_search::ThreadQuery {
         bytes: most_bytes,
         ..query
     };
     let read = api.search(move |tx| {
         Box::pin(async move {
-            let threads::ThreadPage { threads, total } = threads::search(tx, &query).await?;
+            let thread_search::ThreadPage { threads, total } = thread_search::search(tx, &query).await?;
             let mut found = vec![];
             for thread in threads {
                 found.push(ThreadSummary::of(tx, thread).await?);
@@ -285,7 +285,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
 pub(super) async fn count(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
     let query = body.check(api.scope(Action::ThreadsSearch))?.query;
     Ok(Json(
-        api.search(move |tx| Box::pin(async move { threads::count(tx, &query).await }))
+        api.search(move |tx| Box::pin(async move { thread_search::count(tx, &query).await }))
             .await?,
     ))
 }

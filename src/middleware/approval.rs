@@ -10,7 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use self::actions::{ActionSchemas, with_action};
+use self::actions::{ActionSchemas, decision_schema, with_action};
 use self::answers::{CallChoices, LastAnswer};
 use super::{HookResult, Middleware, edited, open_calls};
 use crate::definition::builtins;
@@ -309,8 +309,8 @@ impl Approval {
         let may_edit = choices
             .iter()
             .any(|choices| choices.allowed.contains(&DecisionKind::Edit));
-        let action = may_edit.then(|| self.actions.of(self.tools.specs()));
-        self.answers.of(choices, action)
+        let tools = may_edit.then(|| self.tools.specs());
+        self.answers.of(choices, tools, &self.actions)
     }
 }
 
@@ -562,35 +562,6 @@ fn with_notice(state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOu
         });
     }
     answer
-}
-
-/// Returns the schema of one decision. It uses conditions instead of alternatives, since their errors name the
-/// mistake.
-fn decision_schema(allowed: &[DecisionKind], scopes: &[DecisionScope]) -> Value {
-    let rules: Vec<Value> = allowed
-        .iter()
-        .filter_map(|kind| {
-            let (properties, required) = match kind {
-                DecisionKind::Approve => return None,
-                DecisionKind::Edit => (
-                    json!({"edited_action": {"$ref": "#/$defs/action"}}),
-                    json!(["edited_action"]),
-                ),
-                DecisionKind::Reject => (json!({"message": {"type": ["string", "null"]}}), json!([])),
-                DecisionKind::Respond => (json!({"message": {"type": "string"}}), json!(["message"])),
-            };
-            Some(json!({
-                "if": {"properties": {"type": {"const": kind}}},
-                "then": {"properties": properties, "required": required},
-            }))
-        })
-        .collect();
-    let properties = json!({"type": {"enum": allowed}, "scope": {"enum": scopes}});
-    let mut schema = json!({"type": "object", "properties": properties, "required": ["type"]});
-    if !rules.is_empty() {
-        schema["allOf"] = Value::Array(rules);
-    }
-    schema
 }
 
 #[cfg(test)]

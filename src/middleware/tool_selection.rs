@@ -18,7 +18,6 @@ use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES};
 use crate::domain::machine::Failure;
 use crate::domain::message::Message;
 use crate::domain::state::{State, Update};
-use crate::domain::summarization;
 use crate::domain::text_limits::first_chars;
 use crate::model::{ModelRequest, ToolSpec};
 use crate::tool::{Halt, Scope};
@@ -137,7 +136,7 @@ impl Middleware for ToolSelection {
             |tool: &&Arc<ToolSpec>| !self.always.contains(&tool.name) && !self.answer_tools.contains(&tool.name);
         let candidates: Vec<Arc<ToolSpec>> = request.tools.iter().filter(is_free).cloned().collect();
         let asked = next.state.messages.newest(Message::is_human);
-        let asked = asked.or_else(|| summarization::left_request(next.state));
+        let asked = asked.or_else(|| next.state.left_request());
         let (Some(asked), Some(model)) = (asked, &self.model) else {
             return next.ask(request).await;
         };

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::responses::PeerInterrupt;
 use crate::domain::approvers::Approvers;
-use crate::domain::interrupt::{DecisionKind, Question, QuestionKind, is_id};
+use crate::domain::interrupt::{DecisionKind, Question, QuestionKind, TOOL_APPROVAL, is_id};
 use crate::domain::schema::Schema;
 use crate::domain::schema_text::SchemaText;
 
@@ -36,7 +36,10 @@ pub fn to_question(interrupt: PeerInterrupt) -> Question {
             let calls = requests.iter().enumerate().map(id).collect();
             (QuestionKind::ToolApproval, calls, decisions(requests.len(), configs))
         }
-        (_, _) => (QuestionKind::Question, vec![], json!({})),
+        (_, _) => match call_of_approval(&value).filter(|_| schema.is_some()) {
+            Some(call) => (QuestionKind::ToolApproval, vec![call], json!({})),
+            None => (QuestionKind::Question, vec![], json!({})),
+        },
     };
     Question {
         kind,
@@ -47,6 +50,13 @@ pub fn to_question(interrupt: PeerInterrupt) -> Question {
         approvers: Approvers::default(),
         ..Question::default()
     }
+}
+
+/// Returns the id of the call that is to be approved, if an interrupt is about one call.
+fn call_of_approval(value: &Value) -> Option<String> {
+    let is_approval = value.get("type").and_then(Value::as_str) == Some(TOOL_APPROVAL);
+    let call = value.get("tool_call_id").filter(|_| is_approval);
+    call.and_then(Value::as_str).map(str::to_owned)
 }
 
 /// Returns the schema of valid decisions about `count` calls.
@@ -94,6 +104,7 @@ pub fn is_asked(there: Option<&str>, question: &Question) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peer::responses::PeerState;
 
     fn asked(value: Value) -> Question {
         to_question(PeerInterrupt {
@@ -113,6 +124,48 @@ mod tests {
         assert_eq!(check("approve"), Ok(()));
         assert!(check("reject").is_err());
         assert!(question.check(&json!({"decisions": []})).is_err());
+    }
+
+    #[test]
+    fn an_approval_of_one_call_is_answered_by_one_decision() {
+        let schema = json!({"type": "object", "required": ["type"], "properties": {"type": {"enum": ["approve"]}}});
+        let question = to_question(PeerInterrupt {
+            id: Some("q1".to_owned()),
+            value: json!({"type": "tool_approval", "tool_call_id": "m1", "name": "send", "args": {}}),
+            response_schema: Some(schema),
+        });
+        assert!(question.is_per_call());
+        assert_eq!(question.calls, ["m1"]);
+        let listed = question.normalised(json!({"decisions": [{"type": "approve"}]}));
+        assert_eq!(listed, json!({"type": "approve"}));
+        assert_eq!(question.check(&listed), Ok(()));
+        assert!(question.check(&json!({"type": "reject"})).is_err());
+    }
+
+    #[test]
+    fn the_questions_of_a_server_that_shows_no_schemas_are_answered_as_it_asks() {
+        let asked_in_state = |value: Value| {
+            let tasks = json!([{"id": "t1", "name": "model", "interrupts": [{"id": "q1", "value": value}]}]);
+            let state = json!({"values": {"messages": []}, "next": ["model"], "tasks": tasks});
+            let state: PeerState = serde_json::from_value(state).expect("a state");
+            let questions: Vec<Question> = state.questions().into_iter().map(to_question).collect();
+            assert_eq!(questions.len(), 1);
+            questions[0].clone()
+        };
+        let listed = json!({"decisions": [{"type": "approve"}]});
+        // A program may use the word for questions of its own.
+        let of_one = asked_in_state(json!({"type": "tool_approval", "tool_call_id": "m1", "name": "send", "args": {}}));
+        assert_eq!(of_one.kind, QuestionKind::Question);
+        assert_eq!(of_one.normalised(listed.clone()), listed);
+        assert_eq!(of_one.check(&listed), Ok(()));
+        let review = json!({"action_name": "send", "allowed_decisions": ["approve"]});
+        let requests = json!([{"name": "send", "args": {}}]);
+        let of_list = asked_in_state(json!({"action_requests": requests, "review_configs": [review]}));
+        assert_eq!(of_list.kind, QuestionKind::ToolApproval);
+        assert!(!of_list.is_per_call());
+        assert_eq!(of_list.normalised(listed.clone()), listed);
+        assert_eq!(of_list.check(&listed), Ok(()));
+        assert!(of_list.check(&json!({"decisions": [{"type": "reject"}]})).is_err());
     }
 
     #[test]

@@ -465,7 +465,7 @@ fn with_result(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
     if !questions.is_empty() {
         return TaskSnapshot {
             status: TaskStatus::Waiting,
-            interrupts: kept_questions(questions),
+            interrupts: kept_questions(&questions),
             ..seen
         };
     }
@@ -526,23 +526,22 @@ fn used_by(state: &PeerState) -> Option<Usage> {
     })
 }
 
-/// Returns the questions in the form in which they are stored.
-fn kept_questions(questions: Vec<PeerInterrupt>) -> Vec<Value> {
-    let kept = |short: bool| -> Vec<Value> {
-        let one = |asked: &PeerInterrupt| match short {
-            false => json!({"id": asked.id, "value": asked.value, "response_schema": asked.response_schema}),
-            true => {
-                json!({"id": asked.id, "value": "(The question is too large to be passed on; see it on its server.)"})
-            }
-        };
-        questions.iter().map(one).collect()
-    };
-    let whole = kept(false);
-    if size(&whole) > MAX_KEPT_BYTES {
-        kept(true)
-    } else {
-        whole
+/// Returns the questions in the form in which they are stored: as a whole, or without the schemas of their answers if they would
+/// be too large, or only with their ids.
+fn kept_questions(questions: &[PeerInterrupt]) -> Vec<Value> {
+    let forms: [fn(&PeerInterrupt) -> Value; 2] = [
+        |asked| json!({"id": asked.id, "value": asked.value, "response_schema": asked.response_schema}),
+        |asked| json!({"id": asked.id, "value": asked.value}),
+    ];
+    for form in forms {
+        let kept: Vec<Value> = questions.iter().map(form).collect();
+        if size(&kept) <= MAX_KEPT_BYTES {
+            return kept;
+        }
     }
+    let note = "(The question is too large to be passed on; see it on its server.)";
+    let short = questions.iter().map(|asked| json!({"id": asked.id, "value": note}));
+    short.collect()
 }
 
 fn size(values: &[Value]) -> usize {
@@ -650,6 +649,9 @@ mod tests {
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": large}]});
         let seen = with_result(done(), Some(state(asks)));
         assert!(size(&seen.interrupts) < 1000 && seen.interrupts[0]["id"] == "q1");
+        let asked = json!({"id": "q1", "value": "Which?", "response_schema": {"description": large}});
+        let seen = with_result(done(), Some(state(json!({"values": {}, "interrupts": [asked]}))));
+        assert_eq!(seen.interrupts, [json!({"id": "q1", "value": "Which?"})]);
         let image = json!({"type": "image", "data": large});
         let values = json!({"values": {"messages": [{"type": "ai", "content": [image]}]}});
         assert!(size(&with_result(done(), Some(state(values))).media) < 1000);

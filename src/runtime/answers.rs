@@ -8,13 +8,14 @@ use serde_json::{Map, Value};
 
 use super::background::BackgroundTasks;
 use super::error::{AssignedToOthers, ResolveError, StartError};
-use super::interrupts::{check_answers, open_at, record_attempt};
-use super::new_run::{AssistantRef, NewRun, Resolution, Target};
+use super::interrupts::{NOT_OPEN, check_answers, open_at, record_attempt};
+use super::new_run::{ANSWERS, AssistantRef, NewRun, Resolution, Target};
 use super::runs::Runs;
 use super::shared::Core;
 use crate::db::checkpoints::Head;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome};
@@ -270,6 +271,7 @@ impl Interrupts {
         mut new_run: NewRun,
         key: Option<IdempotencyKey>,
     ) -> Result<IdempotentOutcome<Run>, StartError> {
+        let was_input = new_run.request.input.is_some();
         if let (Target::Thread(thread) | Target::ThreadOrNew(thread), Some(input)) =
             (&new_run.target, &new_run.request.input)
         {
@@ -281,10 +283,12 @@ impl Interrupts {
                 new_run.resume = new_run.request.input.take().map(Resolution::Answered);
             }
         }
-        match key {
+        let is_answer = was_input && new_run.request.input.is_none();
+        let started = match key {
             None => self.runs.start(new_run).await.map(IdempotentOutcome::First),
             Some(key) => self.runs.start_once(new_run, key, None).await,
-        }
+        };
+        started.map_err(|refusal| if is_answer { in_input(refusal) } else { refusal })
     }
 
     /// Makes the request for a run that continues where its thread has stopped, and takes no input. It stays as it is if the
@@ -450,6 +454,18 @@ fn is_message(open: &[InterruptRecord], input: &Value) -> bool {
 
 /// Returns whether a run was refused because this interrupt is not open.
 fn is_about(error: &StartError, interrupt: &str) -> bool {
+    let is_not_open =
+        |invalid: &Invalid| invalid.reason == NOT_OPEN && invalid.field == format!("{ANSWERS}.{interrupt}");
     matches!(error, StartError::StaleInterrupt(id, _) if id.0 == interrupt)
-        || matches!(error, StartError::Invalid(invalid) if invalid.field == format!("command.resume.{interrupt}"))
+        || matches!(error, StartError::Invalid(invalid) if is_not_open(invalid))
+}
+
+/// Returns a refusal that names the answer in `command.resume`, with the field `input` in which it was given.
+fn in_input(mut refusal: StartError) -> StartError {
+    if let StartError::Invalid(invalid) = &mut refusal
+        && let Some(place) = invalid.field.strip_prefix(ANSWERS)
+    {
+        invalid.field = format!("input{place}");
+    }
+    refusal
 }

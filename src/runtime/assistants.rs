@@ -10,8 +10,8 @@ use super::error::AssistantError;
 use super::shared::Core;
 use super::threads::Threads;
 use crate::agent::assemble::{Agents, RegisteredAgent};
-use crate::db::threads::{ThreadOrder, ThreadQuery};
-use crate::db::{DbError, DbResult, RowAccess, Tx, assistants, threads};
+use crate::db::thread_search::{self, ThreadOrder, ThreadQuery};
+use crate::db::{DbError, DbResult, RowAccess, Tx, assistants};
 use crate::definition::AgentDefinition;
 use crate::domain::Invalid;
 use crate::domain::access::{AccessScope, Ownership};
@@ -109,7 +109,7 @@ async fn threads_of(tx: &mut Tx<'_>, scope: &AccessScope, id: AssistantId, limit
         limit,
         ..ThreadQuery::within(scope.clone())
     };
-    Ok(threads::search(tx, &wanted)
+    Ok(thread_search::search(tx, &wanted)
         .await?
         .threads
         .into_iter()

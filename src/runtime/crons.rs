@@ -152,18 +152,25 @@ async fn check_cron(
     let cron = new_cron.into_cron(id, resolved.assistant.id, context.now);
     let new_run = new_run_of(&cron);
     // The choices decide which models the runs ask, so the tenant is checked with them, as when a run is admitted.
-    admission::choose_ahead(&new_run, &mut resolved, thread)?;
+    let chosen = admission::choose_ahead(tx, &new_run, &mut resolved, thread).await;
+    chosen.map_err(CronError::of_check)?;
     admission::check_tenant(&resolved, &caller.tenant, &caller, &context.core).map_err(CronError::of_check)?;
     if !caller.is_unrestricted() {
         let checked = check_thread_by_policies(tx, &cron, &caller, &context.core).await;
         checked.map_err(CronError::of_check)?;
     }
     admission::check_ahead(&new_run, &resolved, context)?;
-    if cron.thread.is_none() && cron.request.checkpoint.is_some() {
+    let Some(checkpoint) = cron.request.checkpoint else {
+        return Ok(cron);
+    };
+    let Some(thread) = cron.thread else {
         let reason = "needs a thread: a cron without one begins anew each time";
         return Err(Invalid::new("checkpoint", reason).into());
+    };
+    match db::checkpoints::find_head(tx, thread, checkpoint).await? {
+        Some(_) => Ok(cron),
+        None => Err(StartError::NoCheckpoint(checkpoint).into()),
     }
-    Ok(cron)
 }
 
 /// Returns whether a change gives runs a priority that the cron did not give them before: a higher one, or that of the cron to
@@ -172,13 +179,25 @@ fn prioritises_more(old: &Cron, new: &Cron) -> bool {
     if new.request.priority > old.request.priority {
         return true;
     }
+    let has_same_times = new.schedule == old.schedule && new.end == old.end;
+    let has_same_runs = old.enabled && has_same_times && has_same_request(old, new);
+    new.enabled && !has_same_runs
+}
+
+/// Returns whether the runs of two crons have the same request, whoever sends it.
+fn has_same_request(old: &Cron, new: &Cron) -> bool {
     let of_anybody = |request: &RunRequest| RunRequest {
         caller: None,
         ..request.clone()
     };
-    let has_same_times = new.schedule == old.schedule && new.end == old.end;
-    let has_same_runs = old.enabled && has_same_times && of_anybody(&new.request) == of_anybody(&old.request);
-    new.enabled && !has_same_runs
+    of_anybody(&new.request) == of_anybody(&old.request)
+}
+
+/// Returns whether a cron with this change starts no run, and has no other request. Then its runs are not checked: a cron whose
+/// runs are refused by now can be stopped. When it is enabled again, they are checked.
+fn only_stops(old: &Cron, new_cron: &NewCron, now: Timestamp) -> bool {
+    let new = new_cron.clone().into_cron(old.id, old.assistant, now);
+    !new.enabled && has_same_request(old, &new)
 }
 
 /// Checks that no policy forbids a user the runs of a cron on their thread, or on threads that the cron creates.
@@ -278,7 +297,11 @@ impl Crons {
     /// See [`CronError`]; [`CronError::Stale`] when the cron was changed since it was read. Nothing is stored then.
     pub async fn update(&self, old: Cron, new_cron: NewCron) -> Result<Cron, CronError> {
         let now = self.core.clock.now();
-        let checked = self.precheck_cron(&new_cron, Some(&old), old.id, now).await?;
+        let only_stops = only_stops(&old, &new_cron, now);
+        let checked = match only_stops {
+            true => vec![],
+            false => self.precheck_cron(&new_cron, Some(&old), old.id, now).await?,
+        };
         let context = AdmissionContext {
             now,
             ..self.admission.context(checked)
@@ -296,7 +319,10 @@ impl Crons {
                 if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
                     return Err(CronError::Stale);
                 }
-                let new = check_cron(tx, new_cron, thread.as_ref(), &context, old.id).await?;
+                let new = match only_stops {
+                    true => new_cron.into_cron(old.id, old.assistant, now),
+                    false => check_cron(tx, new_cron, thread.as_ref(), &context, old.id).await?,
+                };
                 let mut new = Cron {
                     ownership: found.ownership.clone(),
                     request: RunRequest {

@@ -12,10 +12,10 @@ use super::registry::{AgentRecord, FileAgent, FileAgents, Registry, Sources};
 use super::shared::Core;
 use crate::db::definitions::ClientAgent;
 use crate::db::{self, DbResult, RowAccess, Tx, warn_of};
-use crate::definition::check::{ValidationContext, check_agent};
+use crate::definition::check::check_agent;
 use crate::definition::{
     AgentDefinition, ClientRules, DefinitionSource, DefinitionVersion, Diagnostic, FieldPath, MOST_AGENTS, Severity,
-    StoredDiagnostic, VERSIONS_KEPT, Validated, validate,
+    StoredDiagnostic, VERSIONS_KEPT, Validated, ValidationContext, validate,
 };
 use crate::domain::Invalid;
 use crate::domain::account::Account;

@@ -23,7 +23,7 @@ use super::trace;
 use super::turns::QueueLook;
 use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
-use crate::db::{self, DbResult, Engine, warn_of};
+use crate::db::{self, DbResult, warn_of};
 use crate::domain::backoff::Backoff;
 use crate::domain::id::RunId;
 use crate::domain::time::Timestamp;
@@ -72,7 +72,8 @@ pub(super) struct Dispatcher {
     /// The runs of subagents at work in this process, and of subagents that wait while their callers are at work.
     pub(super) children: Arc<Children>,
     pub(super) parked: Arc<Children>,
-    /// True when a run may be queued, so that the queue is read when another run ends.
+    /// True when a run may be queued, so that the queue is read when another run ends. A run of another process that no look
+    /// has found yet is not counted: its notification causes the look.
     queued: AtomicBool,
     /// True when other processes use the same database.
     pub(super) has_company: AtomicBool,
@@ -193,17 +194,9 @@ impl Dispatcher {
         self.core.jobs.discover();
     }
 
-    /// Wakes the dispatch loop after the end of a run, if another one may be queued, or if that run was given back. On
-    /// Postgres, other processes may have queued one.
-    fn look_for_next(&self) {
-        let may_be_queued = self.queued.load(Ordering::Acquire) || self.core.db.engine() == Engine::Postgres;
-        if may_be_queued || self.has_orphans.load(Ordering::Acquire) {
-            self.wakeup.notify_one();
-        }
-    }
-
-    /// Wakes the dispatch loop when a slot is free again in which no run has started: the loop may have found all of them
-    /// taken.
+    /// Wakes the dispatch loop when a slot is free, after the end of a run or because none has started in it: the loop may have
+    /// found all of them taken, or runs that wait for that one, or the run was given back. If the last look has found that no
+    /// run is queued, none follows: whoever queues a run wakes the loop, on Postgres by a notification.
     pub(super) fn slot_is_free(&self) {
         if self.queued.load(Ordering::Acquire) || self.has_orphans.load(Ordering::Acquire) {
             self.wakeup.notify_one();

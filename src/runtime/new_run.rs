@@ -7,11 +7,14 @@ use serde_json::{Map, Value};
 
 use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::identity::Identity;
+use crate::domain::json_size::value_size;
 use crate::domain::run::RunRequest;
-use crate::domain::size;
 
 /// The key of the parent run in the metadata of the thread and the runs of a task.
 pub(super) const PARENT_RUN: &str = "parent_run_id";
+
+/// The field of a request that has the answers to interrupts.
+pub(super) const ANSWERS: &str = "command.resume";
 
 /// The stream modes of the run of a task.
 pub(super) const STREAM_MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
@@ -98,7 +101,7 @@ pub enum Resolution {
 /// Returns whether a request is so large that reading it may be slow.
 pub(super) fn is_large(request: &RunRequest) -> bool {
     let update = request.command.as_ref().and_then(|command| command.update.as_ref());
-    let brought: usize = request.input.iter().chain(update).map(size::of_value).sum();
+    let brought: usize = request.input.iter().chain(update).map(value_size).sum();
     brought + size_of(&request.context) > LARGE
 }
 
@@ -108,7 +111,7 @@ pub(super) fn is_context_large(context: &Map<String, Value>) -> bool {
 }
 
 fn size_of(context: &Map<String, Value>) -> usize {
-    context.values().map(size::of_value).sum()
+    context.values().map(value_size).sum()
 }
 
 /// Returns whether a run with this request may take its first step where it is admitted: all that it brings is input for

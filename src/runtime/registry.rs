@@ -15,8 +15,7 @@ use tokio::sync::Notify;
 
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
 use crate::db::{self, Db, DbResult, Tx};
-use crate::definition::check::ValidationContext;
-use crate::definition::{DefinitionDigest, DefinitionVersion, StoredDiagnostic};
+use crate::definition::{DefinitionDigest, DefinitionVersion, StoredDiagnostic, ValidationContext};
 use crate::domain::identity::Tenant;
 use crate::domain::run::{AssignedAgent, Run};
 use crate::domain::tenant::Tenants;

@@ -349,7 +349,7 @@ impl History {
                 let written = read_update(&write.values).map_err(wrong)?;
                 sizes.check_files(&written).map_err(wrong)?;
                 agent
-                    .map_or(Ok(()), |agent| agent.check_content(&written))
+                    .map_or(Ok(()), |agent| agent.check_update(&written))
                     .map_err(wrong)?;
                 update.merge(written.ruled(&plan.rules));
                 last = write.node.clone().unwrap_or(last);

@@ -149,11 +149,15 @@ impl Threads {
         let ttl = new_thread.ttl.or(self.core.retention.threads);
         let thread = Thread::new(new_thread.id, new_thread.ownership, new_thread.metadata, now).with_ttl(ttl);
         let known = self.core.registry.last_on(&thread);
-        let history = History::replayed(
-            known.as_ref().map(|known| &**known.agent()),
-            &new_thread.supersteps,
-            self.core.sizes,
-        )?;
+        let sizes = self.core.sizes;
+        let supersteps = new_thread.supersteps;
+        let has_history = !supersteps.is_empty();
+        let replay = move || History::replayed(known.as_ref().map(|known| &**known.agent()), &supersteps, sizes);
+        // The values are checked against the schemas of the agent's fields.
+        let history = match has_history {
+            true => db::off_thread(move |_| replay()).await?,
+            false => replay(),
+        }?;
         let id = thread.id;
         let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {

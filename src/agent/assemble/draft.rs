@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Delegations, SharedState};
 use crate::definition::bundled_files::agent_path;
-use crate::definition::mcp::McpOwner;
+use crate::definition::servers::McpOwner;
 use crate::definition::{
     self, AgentSpec, BundledFiles, FileRules, SkillSource, SubagentDefinition, SystemPrompt, THREAD_FOLDERS,
     WorkspaceDefinition, WorkspaceKind,

@@ -10,7 +10,7 @@ use crate::agent::{Agent, AgentKind, AgentProgram, RemoteIdentity, SharedState};
 use crate::definition::{AfterCrash, AgentDefinition, AnswerFormat, Headers, SubagentDefinition, SubagentMode};
 use crate::domain::approvers::Approvers;
 use crate::domain::context::ContextSchema;
-use crate::domain::field::DeclaredFields;
+use crate::domain::declared_fields::DeclaredFields;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, MODEL, Plan, RUNNABLE};
 use crate::domain::state::{State, Update};

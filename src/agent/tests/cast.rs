@@ -253,7 +253,7 @@ pub(super) fn agent_of(
         name: name.to_owned(),
         plan: plan(&stack, 10_000, Arc::default()),
         limits: crate::domain::limits::Limits::default(),
-        declared: crate::domain::field::DeclaredFields::default(),
+        declared: crate::domain::declared_fields::DeclaredFields::default(),
         is_fork: false,
         shares: SharedState::default(),
         approvers: Default::default(),

@@ -243,6 +243,10 @@ async fn an_answer_is_published_while_a_call_beside_it_waits_for_a_human() {
     let calls = [("a", "dig", json!({})), ("b", INQUIRE, json!({}))];
     let waits = stage.hears(script(&[&calls])).await;
     assert_eq!(answered_alone(&stage), [0]);
+    let facts = stage.store.facts(Lane::Main);
+    let answer = facts.iter().position(|fact| matches!(fact, Fact::Answered { .. }));
+    let question = facts.iter().position(|fact| matches!(fact, Fact::Asked { .. }));
+    assert!(answer < question, "in the order in which they come: {facts:?}");
     assert_eq!(
         stage.is_answered(&questions(&waits)[0], json!(1)).await,
         LoopOutcome::Done

@@ -191,7 +191,7 @@ adjutant.toml:3:8: error: tools.task: the name `task` belongs to a tool of the s
 adjutant.toml:3:8: error: tools.task.description: must be given: the model chooses by it
 adjutant.toml:5:1: error: tools.task.url: must begin with http:// or https:// and name a host
 adjutant.toml:6:1: error: tools.task.parameters: must be a JSON Schema of an object: `type = \"object\"`, `properties`, …
-adjutant.toml:7:1: error: tools.task.timeout_s: must be more than 0 and at most 86400 seconds
+adjutant.toml:7:1: error: tools.task.timeout_s: must be from 0.01 to 86400 seconds
 adjutant.toml:8:8: error: tools.\"a b\": the tool name `a b` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`
 adjutant.toml:10:1: error: tools.\"a b\".builtin: there is no built-in tool `publsh`; did you mean `publish`? there are: lookup, publish"
     );

@@ -116,7 +116,7 @@ fn mistakes_in_the_hook_are_named() {
         ("url = \"who\"", "auth.hook.url: is no address"),
         (
             "url = \"http://a/\"\ntimeout_s = 0",
-            "auth.hook.timeout_s: must be more than 0",
+            "auth.hook.timeout_s: must be from 0.01 to 30 seconds",
         ),
         (
             "url = \"http://a/\"\nheaders = []",

@@ -70,7 +70,7 @@ fn mistakes_of_secrets_are_reported() {
         ),
         (
             "[secrets.a]\nenv = \"X\"\ncommand_s = 0",
-            "secrets.a.command_s: must be more than 0 and at most 600",
+            "secrets.a.command_s: must be from 0.01 to 600 seconds",
         ),
         (
             "[secrets.\"a b\"]\nenv = \"X\"",

@@ -18,7 +18,8 @@ const HEAD: &str = "\
 <!-- This page is written by a test: `UPDATE_DOCS=1 cargo test --lib settings`. Change the comments of the fields instead. -->
 
 Every setting of `adjutant.toml`, section by section. A section or a key that is left out has its default; a key that does
-not exist is an error. `adjutant check` reports every mistake in the file with its line, column and field.
+not exist is an error. `adjutant check` reports every mistake in the file with its line, column and field. Time-outs are at
+least 0.01 seconds.
 
 The environment precedes the file, and the command line precedes both. `ADJUTANT_SECTION__KEY` is the variable of a setting, with
 two underscores between the levels; each section below has an example. [Settings from the environment](command-line.md#settings-from-the-environment)

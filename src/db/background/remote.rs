@@ -6,9 +6,9 @@ use uuid::Uuid;
 
 use super::{SELECT, TABLE, TaskRow};
 use crate::db::access::push_scope_of_thread;
+use crate::db::codec::json::{ColumnRef, encode, readable};
 use crate::db::engine::on_engine;
 use crate::db::jobs::{self, JobOwner};
-use crate::db::json::{ColumnRef, encode, readable};
 use crate::db::{DbResult, Tx};
 use crate::definition::DefinitionDigest;
 use crate::domain::access::AccessScope;

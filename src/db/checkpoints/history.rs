@@ -14,11 +14,10 @@ use super::state::state_at;
 use super::summary::load_summaries;
 use super::summary::{CheckpointSummary, SummaryRow};
 use super::{EntryColumns, Span, cell, with_parents};
-use crate::db::blobs::{self, StoredText};
-use crate::db::engine::{LaneColumn, on_engine};
+use crate::db::codec::blobs::{self, StoredText};
+use crate::db::engine::{IdColumn, LaterRows, on_engine};
 use crate::db::fold::StateFold;
 use crate::db::row::from_row;
-use crate::db::statement::LaterRows;
 use crate::db::{DbResult, Tx};
 use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -28,7 +27,7 @@ use crate::domain::time::Timestamp;
 
 from_row! {
     struct CheckpointRow {
-        lane: LaneColumn,
+        lane: IdColumn<Lane>,
         node: String,
         writes: String,
         shown: Option<String>,
@@ -90,11 +89,8 @@ const SELECT: &str = "select checkpoint_id, lane, seq, segment, {parent} as pare
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
     const SQL: &str = concatcp!(SELECT, " where checkpoint_id = $1 and thread_id = $2");
     let sql = with_parents!(tx, SQL);
-    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(checkpoint.0)
-        .bind(thread.0)
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(checkpoint.0).bind(thread.0);
+    let row: Option<CheckpointRow> = statement.fetch_optional().await?;
     let Some(mut row) = row else {
         return Ok(None);
     };
@@ -119,12 +115,8 @@ pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64)
         " where thread_id = $1 and lane = $2 and seq > $3 order by seq limit 1"
     );
     let sql = with_parents!(tx, SQL);
-    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(thread.0)
-        .bind(LaneColumn(lane))
-        .bind(seq)
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(lane)).bind(seq);
+    let row: Option<CheckpointRow> = statement.fetch_optional().await?;
     let Some(mut row) = row else {
         return Ok(None);
     };
@@ -259,15 +251,15 @@ pub struct NewestCheckpoint {
     pub summary: CheckpointSummary,
 }
 
-/// Returns the newest checkpoint of a lane, to be read later in the transaction, which must store nothing in the lane meanwhile. On
-/// SQLite it is read together with other rows.
+/// Returns the newest checkpoint of a lane, to be read later in the transaction, which must store nothing in the lane meanwhile. It
+/// is read together with other rows.
 pub async fn newest_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterNewest> {
     const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and lane = $2 order by seq desc limit 1");
     let sql = with_parents!(tx, SQL);
     let rows = tx
         .statement(sql)
         .bind(thread.0)
-        .bind(LaneColumn(lane))
+        .bind(IdColumn(lane))
         .fetch_later()
         .await?;
     Ok(LaterNewest { thread, rows })
@@ -327,7 +319,7 @@ where
 {
     Ok(on_engine!(tx, |conn| query_as(sql)
         .bind(span.thread.0)
-        .bind(LaneColumn(span.lane))
+        .bind(IdColumn(span.lane))
         .bind(span.first)
         .bind(span.last)
         .fetch_all(conn)

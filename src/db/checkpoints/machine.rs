@@ -3,9 +3,9 @@
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
-use super::super::blobs::{self, StoredText};
-use super::super::engine::{LaneColumn, on_engine};
+use super::super::engine::{IdColumn, on_engine};
 use super::{DbResult, Head, Tx, cell, find_head, head, load_state, node_of_stored, with_parents};
+use crate::db::codec::blobs::{self, StoredText};
 use crate::db::row::from_row;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -88,7 +88,7 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
         where thread_id = $1 and lane = $2 and node in ($3, '') and source = 'loop' order by seq limit 1";
     let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(LaneColumn(lane))
+        .bind(IdColumn(lane))
         .bind(START)
         .fetch_optional(conn)
         .await)?;
@@ -106,7 +106,7 @@ pub async fn input_after(tx: &mut Tx<'_>, thread: ThreadId, before: CheckpointId
     let sql = with_parents!(tx, SQL);
     let row: Option<InputRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
-        .bind(LaneColumn(Lane::Main))
+        .bind(IdColumn(Lane::Main))
         .bind(before.0)
         .bind(START)
         .fetch_optional(conn)

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use const_format::concatcp;
-use sqlx::{query_as, query_scalar};
+use sqlx::query_as;
 use uuid::Uuid;
 
 use super::{Head, Span, cell, missing_ancestor};
-use crate::db::blobs::{self, StoredText};
-use crate::db::engine::{LaneColumn, on_engine};
+use crate::db::codec::blobs::{self, StoredText};
+use crate::db::engine::{IdColumn, on_engine};
 use crate::db::fold::StateFold;
 use crate::db::row::from_row;
 use crate::db::{DbResult, Tx};
@@ -41,13 +41,10 @@ pub async fn newest_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbRe
 /// As [`load_state`].
 pub async fn find_state(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Arc<State>>> {
     const SQL: &str = "select lane from checkpoints where checkpoint_id = $1 and thread_id = $2";
-    let found: Option<LaneColumn> = on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(checkpoint.0)
-        .bind(thread.0)
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(SQL).bind(checkpoint.0).bind(thread.0);
+    let found: Option<(IdColumn<Lane>,)> = statement.fetch_optional().await?;
     match found {
-        Some(LaneColumn(lane)) => state_at(tx, thread, lane, checkpoint).await.map(Some),
+        Some((IdColumn(lane),)) => state_at(tx, thread, lane, checkpoint).await.map(Some),
         None => Ok(None),
     }
 }
@@ -244,13 +241,9 @@ async fn newest_steps(
         OF_CHECKPOINT,
         " order by step.seq desc limit $4"
     );
-    let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(checkpoint.0)
-        .bind(thread.0)
-        .bind(LaneColumn(lane))
-        .bind(MAX_STEPS)
-        .fetch_all(conn)
-        .await)?;
+    let statement = tx.statement(SQL).bind(checkpoint.0).bind(thread.0);
+    let statement = statement.bind(IdColumn(lane)).bind(MAX_STEPS);
+    let mut rows: Vec<StepRow> = statement.fetch_all().await?;
     rows.reverse();
     Ok(rows)
 }
@@ -317,7 +310,7 @@ async fn newest_ids(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<StepId>> {
         where thread_id = $1 and lane = $2 and segment = $3 and seq >= $3 and seq <= $4 order by seq desc limit $5";
     let mut ids: Vec<StepId> = on_engine!(tx, |conn| query_as(SQL)
         .bind(span.thread.0)
-        .bind(LaneColumn(span.lane))
+        .bind(IdColumn(span.lane))
         .bind(span.first)
         .bind(span.last)
         .bind(MAX_STEPS)
@@ -333,7 +326,7 @@ async fn first_of(tx: &mut Tx<'_>, steps: UnreadSteps) -> DbResult<Vec<StepRow>>
         where thread_id = $1 and lane = $2 and segment = $3 and seq >= $4 and seq <= $5 order by seq limit $6";
     Ok(on_engine!(tx, |conn| query_as(SQL)
         .bind(steps.span.thread.0)
-        .bind(LaneColumn(steps.span.lane))
+        .bind(IdColumn(steps.span.lane))
         .bind(steps.segment)
         .bind(steps.span.first)
         .bind(steps.span.last)

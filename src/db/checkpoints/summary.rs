@@ -1,14 +1,12 @@
 //! The metadata of checkpoints, which are read without their positions and writes.
 
 use const_format::concatcp;
-use sqlx::query_as;
 use uuid::Uuid;
 
 use super::{TABLE, source_of, with_parents};
-use crate::db::engine::{LaneColumn, on_engine};
-use crate::db::json::ColumnRef;
+use crate::db::codec::json::ColumnRef;
+use crate::db::engine::{IdColumn, LaterRows};
 use crate::db::row::from_row;
-use crate::db::statement::LaterRows;
 use crate::db::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -86,12 +84,8 @@ pub async fn load_summary(
         " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
     );
     let sql = with_parents!(tx, SQL);
-    let row: Option<SummaryRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(id.0)
-        .bind(thread.0)
-        .bind(LaneColumn(lane))
-        .fetch_optional(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(id.0).bind(thread.0).bind(IdColumn(lane));
+    let row: Option<SummaryRow> = statement.fetch_optional().await?;
     row.as_ref().map(CheckpointSummary::try_from).transpose()
 }
 
@@ -104,14 +98,14 @@ pub async fn newest_summary(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> Db
 pub struct LaterSummary(LaterRows<SummaryRow>);
 
 /// Returns the newest checkpoint of a lane without its writes, to be read later in the transaction, which must store nothing in the
-/// lane meanwhile. On SQLite it is read together with other rows.
+/// lane meanwhile. It is read together with other rows.
 pub async fn newest_summary_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterSummary> {
     const SQL: &str = concatcp!(
         SELECT_SUMMARY,
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
     let sql = with_parents!(tx, SQL);
-    let statement = tx.statement(sql).bind(thread.0).bind(LaneColumn(lane));
+    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(lane));
     statement.fetch_later().await.map(LaterSummary)
 }
 
@@ -136,12 +130,7 @@ pub async fn load_summaries(
         " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4"
     );
     let sql = with_parents!(tx, SQL);
-    let rows: Vec<SummaryRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(thread.0)
-        .bind(LaneColumn(lane))
-        .bind(before)
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?;
+    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(lane));
+    let rows: Vec<SummaryRow> = statement.bind(before).bind(limit).fetch_all().await?;
     rows.iter().map(CheckpointSummary::try_from).collect()
 }

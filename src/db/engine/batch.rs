@@ -2,17 +2,18 @@
 //!
 //! To hand a statement to the thread of a SQLite connection, or to a Postgres, and to wait for the result costs more than most
 //! statements do. So the statements that begin and end a transaction are sent with those of its operation, and the
-//! [statements](crate::db::statement) whose results nothing needs yet with the next one. Their rows are kept until they are asked
+//! [statements](crate::db::engine::statement) whose results nothing needs yet with the next one. Their rows are kept until they are asked
 //! for.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::future::ready;
 
+use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt, stream};
 use memchr::memchr2_iter;
-use sqlx::{Database, Either};
+use sqlx::{Database, Either, Execute, SqlStr};
 
 /// The cause of an error: a statement that had to change a row has changed none. The driver has no error of its own for that,
 /// and its error about a row that was not found has other causes, too.
@@ -102,20 +103,30 @@ pub(in crate::db) trait Batch: Default + Send {
     fn push_plain(&mut self, statements: &PlainStatements);
 }
 
+/// The values of a statement, by the way in which it is sent.
+pub(in crate::db) enum SentValues<S: BatchSession> {
+    /// The statement is sent with others, as a part of a batch.
+    InBatch(S::Values),
+    /// The statement is sent alone.
+    Alone(S::LoneValues),
+}
+
 /// A connection to a database, and how it takes statements that are sent together.
-pub(in crate::db) trait BatchSession: Send {
+pub(in crate::db) trait BatchSession: Send + Sized {
     /// The database.
     type Database: Database;
     /// Statements that are sent together.
     type Batch: Batch;
     /// The values of a statement.
     type Values: Send;
+    /// The values of a statement that is sent alone. A database that takes every statement in a batch has none.
+    type LoneValues: Send;
 
-    /// True if a statement with which no other is sent does not become a batch.
-    const SENDS_SINGLE_STATEMENTS_ALONE: bool;
+    /// True if the opening can be in one text with a query of the driver and its values.
+    const OPENS_WITH_QUERIES: bool;
 
-    /// Returns whether a statement with these values can be sent with others.
-    fn takes_in_batch(&self, values: &Self::Values) -> bool;
+    /// Returns the values by the way in which their statement is sent. `is_single` tells that no other statement waits for it.
+    fn place(&self, values: Self::Values, is_single: bool) -> SentValues<Self>;
 
     /// Adds a statement to a batch, as its last one.
     fn push(&mut self, batch: &mut Self::Batch, sql: Cow<'static, str>, values: Self::Values);
@@ -131,7 +142,27 @@ pub(in crate::db) trait BatchSession: Send {
     fn send(&mut self, opening: PlainStatements, batch: Self::Batch) -> StatementSteps<'_, Self::Database>;
 
     /// Sends a statement that is in no batch.
-    fn send_alone(&mut self, sql: Cow<'static, str>, values: Self::Values) -> StatementSteps<'_, Self::Database>;
+    fn send_alone(&mut self, sql: Cow<'static, str>, values: Self::LoneValues) -> StatementSteps<'_, Self::Database>;
+
+    /// Sends a query of the driver.
+    fn fetch_many<'e, 'q: 'e, E>(&'e mut self, query: E) -> StatementSteps<'e, Self::Database>
+    where
+        E: 'q + Execute<'q, Self::Database>;
+
+    /// Sends a query of the driver, and returns its first row.
+    fn fetch_optional<'e, 'q: 'e, E>(
+        &'e mut self,
+        query: E,
+    ) -> BoxFuture<'e, sqlx::Result<Option<<Self::Database as Database>::Row>>>
+    where
+        E: 'q + Execute<'q, Self::Database>;
+
+    /// Prepares a query of the driver.
+    fn prepare_with<'e>(
+        &'e mut self,
+        sql: SqlStr,
+        parameters: &'e [<Self::Database as Database>::TypeInfo],
+    ) -> BoxFuture<'e, sqlx::Result<<Self::Database as Database>::Statement>>;
 
     /// Returns the number of rows that a statement has changed.
     fn changed_rows(done: &<Self::Database as Database>::QueryResult) -> u64;
@@ -314,12 +345,13 @@ impl<S: BatchSession> BatchConn<S> {
     /// # Errors
     /// Those of this statement or of earlier ones, if they were sent.
     pub(in crate::db) async fn send_later(&mut self, sql: Cow<'static, str>, values: S::Values) -> sqlx::Result<()> {
-        if !self.session.takes_in_batch(&values) {
-            return read_to_end::<S::Database>(self.send_alone(sql, values).await?)
-                .await
-                .map(drop);
+        match self.session.place(values, false) {
+            SentValues::InBatch(values) => self.session.push(&mut self.waiting.batch, sql, values),
+            SentValues::Alone(values) => {
+                let steps = self.send_alone(sql, values).await?;
+                return read_to_end::<S::Database>(steps).await.map(drop);
+            }
         }
-        self.session.push(&mut self.waiting.batch, sql, values);
         self.send_if_due().await
     }
 
@@ -330,15 +362,17 @@ impl<S: BatchSession> BatchConn<S> {
     /// As [`Self::send_later`].
     pub(in crate::db) async fn change_later(&mut self, sql: Cow<'static, str>, values: S::Values) -> sqlx::Result<()> {
         self.unconfirmed += 1;
-        if !self.session.takes_in_batch(&values) {
-            let changed = read_to_end::<S::Database>(self.send_alone(sql, values).await?).await?;
-            if changed.map_or(0, |done| S::changed_rows(&done)) == 0 {
-                return Err(NothingChanged::error());
+        match self.session.place(values, false) {
+            SentValues::InBatch(values) => self.session.push_change(&mut self.waiting.batch, sql, values),
+            SentValues::Alone(values) => {
+                let changed = read_to_end::<S::Database>(self.send_alone(sql, values).await?).await?;
+                if changed.map_or(0, |done| S::changed_rows(&done)) == 0 {
+                    return Err(NothingChanged::error());
+                }
+                self.unconfirmed -= 1;
+                return Ok(());
             }
-            self.unconfirmed -= 1;
-            return Ok(());
         }
-        self.session.push_change(&mut self.waiting.batch, sql, values);
         self.waiting.use_last(ResultUse::FailsUnlessChanged);
         self.send_if_due().await
     }
@@ -355,14 +389,16 @@ impl<S: BatchSession> BatchConn<S> {
     ) -> sqlx::Result<usize> {
         self.last_kept += 1;
         let number = self.last_kept;
-        if !self.session.takes_in_batch(&values) {
-            let steps = self.send_alone(sql, values).await?;
-            let rows = steps.try_filter_map(|step| ready(Ok(step.right())));
-            let rows = rows.try_collect().await?;
-            self.kept.push(KeptRows { number, rows });
-            return Ok(number);
+        match self.session.place(values, false) {
+            SentValues::InBatch(values) => self.session.push(&mut self.waiting.batch, sql, values),
+            SentValues::Alone(values) => {
+                let steps = self.send_alone(sql, values).await?;
+                let rows = steps.try_filter_map(|step| ready(Ok(step.right())));
+                let rows = rows.try_collect().await?;
+                self.kept.push(KeptRows { number, rows });
+                return Ok(number);
+            }
         }
-        self.session.push(&mut self.waiting.batch, sql, values);
         self.waiting.use_last(ResultUse::Kept(number));
         if self.waiting.batch.is_full() {
             self.send_waiting().await?;
@@ -398,10 +434,10 @@ impl<S: BatchSession> BatchConn<S> {
         sql: Cow<'static, str>,
         values: S::Values,
     ) -> sqlx::Result<StatementSteps<'_, S::Database>> {
-        let is_single = S::SENDS_SINGLE_STATEMENTS_ALONE && !self.has_unsent();
-        if is_single || !self.session.takes_in_batch(&values) {
-            return self.send_alone(sql, values).await;
-        }
+        let values = match self.session.place(values, !self.has_unsent()) {
+            SentValues::InBatch(values) => values,
+            SentValues::Alone(values) => return self.send_alone(sql, values).await,
+        };
         let mut waiting = std::mem::take(&mut self.waiting);
         self.session.push(&mut waiting.batch, sql, values);
         let before = self.opening.count() + waiting.batch.count() - 1;
@@ -423,7 +459,7 @@ impl<S: BatchSession> BatchConn<S> {
     async fn send_alone(
         &mut self,
         sql: Cow<'static, str>,
-        values: S::Values,
+        values: S::LoneValues,
     ) -> sqlx::Result<StatementSteps<'_, S::Database>> {
         if self.has_unsent() {
             self.send_waiting().await?;

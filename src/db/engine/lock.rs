@@ -8,7 +8,7 @@ use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use super::cannot_open;
-use crate::db::error::{DbError, DbResult};
+use super::error::{DbError, DbResult};
 
 /// The lock on a database file, released on drop.
 #[derive(Debug)]

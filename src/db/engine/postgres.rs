@@ -7,19 +7,20 @@
 use std::sync::Arc;
 
 use sqlx::PgPool;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::batch::PlainStatements;
-use crate::db::error::DbResult;
-use crate::db::hosts::PostgresHosts;
-use crate::db::reachability::Reachability;
-use crate::db::{DbAddress, DbLimits};
+use super::error::DbResult;
+use super::hosts::PostgresHosts;
+use super::reachability::Reachability;
+use super::settings::{DbAddress, DbLimits};
 
-mod idle;
+mod connections;
 mod prepared;
 mod session;
 mod values;
 
-pub(in crate::db) use idle::{IdleConnections, WriteConnection};
+pub(in crate::db) use connections::{Connections, PooledConnection};
 pub(in crate::db) use session::{Batching, PostgresConn};
 pub(in crate::db) use values::PostgresValues;
 
@@ -28,16 +29,17 @@ const BEGIN_WRITE: &str = "begin";
 /// The statement that begins a read of one consistent snapshot.
 const BEGIN_READ: &str = "begin isolation level repeatable read read only";
 
-/// The pool of a Postgres, with what a transaction on one of its connections begins with.
+/// One of so many connections is left for writes by reads, which may be slow, and go on for a while when their callers are gone.
+const LEFT_FOR_WRITES: u32 = 4;
+
+/// The connections to a Postgres, with what a transaction on one of them begins with.
 #[derive(Clone)]
 pub(in crate::db) struct PostgresPool {
-    pub(in crate::db) connections: PgPool,
-    /// The connections that writes have used before.
-    pub(in crate::db) idle: IdleConnections,
+    pub(in crate::db) connections: Connections,
     /// One connection, which renews the lease of this process while others wait for `connections`.
-    lease: PgPool,
-    /// The connection of the lease between two renewals.
-    idle_of_lease: IdleConnections,
+    lease: Connections,
+    /// The turns of reads.
+    read_turns: Arc<Semaphore>,
     /// The hosts of the connections. The pool knows one at a time.
     pub(in crate::db) hosts: Arc<PostgresHosts>,
     /// The listener, which looks for the host that takes writes.
@@ -51,8 +53,8 @@ pub(in crate::db) struct PostgresPool {
 }
 
 impl PostgresPool {
-    /// Takes a pool. Transactions on it make these settings, if there are any.
-    pub(super) fn new(
+    /// Takes pools that nobody else uses. Transactions make these settings, if there are any.
+    pub(in crate::db) fn new(
         connections: PgPool,
         lease: PgPool,
         hosts: Arc<PostgresHosts>,
@@ -66,11 +68,11 @@ impl PostgresPool {
             }
             begin
         };
+        let reads = most_reads(connections.options().get_max_connections());
         Self {
-            connections,
-            idle: IdleConnections::default(),
-            lease,
-            idle_of_lease: IdleConnections::default(),
+            connections: Connections::new(connections),
+            lease: Connections::new(lease),
+            read_turns: Arc::new(Semaphore::new(reads)),
             hosts,
             reach,
             begin_write: begin(BEGIN_WRITE),
@@ -82,8 +84,8 @@ impl PostgresPool {
     /// Has new connections lead to the latest host.
     pub(in crate::db) fn follow_host(&self) {
         if self.hosts.are_several() {
-            for pool in [&self.connections, &self.lease] {
-                pool.set_connect_options(self.hosts.latest_options());
+            for connections in [&self.connections, &self.lease] {
+                connections.set_options(self.hosts.latest_options());
             }
         }
     }
@@ -92,23 +94,35 @@ impl PostgresPool {
     pub(in crate::db) fn of_lease(&self) -> Self {
         Self {
             connections: self.lease.clone(),
-            idle: self.idle_of_lease.clone(),
             ..self.clone()
         }
     }
 
+    /// Waits for the turn of a read, which it has until its connection is free.
+    ///
+    /// # Errors
+    /// [`sqlx::Error::PoolClosed`] when the connections are closed.
+    pub(in crate::db) async fn read_turn(&self) -> sqlx::Result<OwnedSemaphorePermit> {
+        let turn = Arc::clone(&self.read_turns).acquire_owned().await;
+        turn.map_err(|_| sqlx::Error::PoolClosed)
+    }
+
     /// Closes all connections.
     pub(in crate::db) async fn close(&self) {
-        for idle in [&self.idle, &self.idle_of_lease] {
-            idle.close();
-        }
+        self.read_turns.close();
         self.lease.close().await;
         self.connections.close().await;
     }
 }
 
+/// Returns the number of reads that may be at work at the same time.
+fn most_reads(connections: u32) -> usize {
+    let left = (connections / LEFT_FOR_WRITES).max(1);
+    usize::try_from(connections.saturating_sub(left)).unwrap_or(1).max(1)
+}
+
 /// The settings of the sessions of Postgres.
-pub(super) struct SessionSettings(Vec<(&'static str, String)>);
+pub(in crate::db) struct SessionSettings(Vec<(&'static str, String)>);
 
 impl SessionSettings {
     /// Returns the settings for these limits.
@@ -176,6 +190,11 @@ mod tests {
             "set idle_in_transaction_session_timeout = '3s'; set enable_seqscan = off; set random_page_cost = 1.1; \
              set jit = off; set statement_timeout = '10000ms'; set lock_timeout = '9001ms'"
         );
+    }
+
+    #[test]
+    fn reads_leave_connections_for_writes_where_there_are_several() {
+        assert_eq!([1, 2, 3, 16].map(most_reads), [1, 1, 2, 12]);
     }
 
     #[tokio::test]

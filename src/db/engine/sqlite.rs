@@ -2,19 +2,15 @@
 //! numbering of their values.
 
 use std::borrow::Cow;
+use std::convert::Infallible;
 
 use futures::future::BoxFuture;
-use futures::stream::BoxStream;
-use futures::{StreamExt, TryFutureExt};
 use sqlx::error::BoxDynError;
 use sqlx::sqlite::{SqliteArguments, SqliteQueryResult, SqliteRow, SqliteStatement, SqliteTypeInfo};
-use sqlx::{
-    Arguments, AssertSqlSafe, Either, Encode, Execute, Executor, SqlSafeStr, SqlStr, Sqlite, SqliteConnection, Type,
-    query_with,
-};
+use sqlx::{Arguments, AssertSqlSafe, Encode, Execute, Executor, SqlStr, Sqlite, SqliteConnection, Type, query_with};
 
 use super::batch::{
-    Batch, BatchConn, BatchSession, PlainStatements, StatementSteps, failed, first_row, push_number, push_with_values,
+    Batch, BatchConn, BatchSession, PlainStatements, SentValues, StatementSteps, failed, push_number, push_with_values,
 };
 use super::has_code;
 
@@ -91,11 +87,13 @@ impl BatchSession for SqliteSession<'_> {
     type Database = Sqlite;
     type Batch = SqliteBatch;
     type Values = ValueOffset;
+    /// None: the values of every statement are in a batch already.
+    type LoneValues = Infallible;
 
-    const SENDS_SINGLE_STATEMENTS_ALONE: bool = false;
+    const OPENS_WITH_QUERIES: bool = true;
 
-    fn takes_in_batch(&self, _: &ValueOffset) -> bool {
-        true
+    fn place(&self, values: ValueOffset, _is_single: bool) -> SentValues<Self> {
+        SentValues::InBatch(values)
     }
 
     fn push(&mut self, batch: &mut SqliteBatch, sql: Cow<'static, str>, values: ValueOffset) {
@@ -119,10 +117,30 @@ impl BatchSession for SqliteSession<'_> {
         self.conn.fetch_many(query_with(sql, batch.arguments))
     }
 
-    /// Sends a statement as a batch of its own. Its values are in the batch that waits, so the connection never asks for this.
-    fn send_alone(&mut self, sql: Cow<'static, str>, _: ValueOffset) -> StatementSteps<'_, Sqlite> {
-        self.conn
-            .fetch_many(query_with(AssertSqlSafe(sql), SqliteArguments::default()))
+    fn send_alone(&mut self, _sql: Cow<'static, str>, values: Infallible) -> StatementSteps<'_, Sqlite> {
+        match values {}
+    }
+
+    fn fetch_many<'e, 'q: 'e, E>(&'e mut self, query: E) -> StatementSteps<'e, Sqlite>
+    where
+        E: 'q + Execute<'q, Sqlite>,
+    {
+        self.conn.fetch_many(query)
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(&'e mut self, query: E) -> BoxFuture<'e, sqlx::Result<Option<SqliteRow>>>
+    where
+        E: 'q + Execute<'q, Sqlite>,
+    {
+        self.conn.fetch_optional(query)
+    }
+
+    fn prepare_with<'e>(
+        &'e mut self,
+        sql: SqlStr,
+        parameters: &'e [SqliteTypeInfo],
+    ) -> BoxFuture<'e, sqlx::Result<SqliteStatement>> {
+        self.conn.prepare_with(sql, parameters)
     }
 
     fn changed_rows(done: &SqliteQueryResult) -> u64 {
@@ -161,78 +179,6 @@ impl<'c> SqliteConn<'c> {
         if let Err(error) = Arguments::add(&mut batch.arguments, value) {
             batch.error = Some(error);
         }
-    }
-}
-
-/// A query behind the opening.
-struct OpenedQuery<E> {
-    opening: PlainStatements,
-    query: E,
-}
-
-impl<'q, E: Execute<'q, Sqlite>> Execute<'q, Sqlite> for OpenedQuery<E> {
-    fn sql(self) -> SqlStr {
-        AssertSqlSafe(self.opening.before(self.query.sql().as_str())).into_sql_str()
-    }
-
-    fn statement(&self) -> Option<&SqliteStatement> {
-        None
-    }
-
-    fn take_arguments(&mut self) -> Result<Option<SqliteArguments>, BoxDynError> {
-        self.query.take_arguments()
-    }
-
-    fn persistent(&self) -> bool {
-        self.query.persistent()
-    }
-}
-
-impl<'c> Executor<'c> for &'c mut SqliteConn<'_> {
-    type Database = Sqlite;
-
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<SqliteQueryResult, SqliteRow>>>
-    where
-        'c: 'e,
-        E: 'q + Execute<'q, Sqlite>,
-    {
-        if self.has_not_begun() {
-            return failed::<Sqlite>(sqlx::Error::BeginFailed);
-        }
-        if self.waiting.batch.count() > 0 {
-            // Its values have numbers of their own.
-            let sent = async move {
-                self.send_waiting().await?;
-                Ok::<_, sqlx::Error>(self.session.conn.fetch_many(query))
-            };
-            return sent.try_flatten_stream().boxed();
-        }
-        if self.opening.is_empty() {
-            return self.session.conn.fetch_many(query);
-        }
-        self.send_opened(|session, opening| session.conn.fetch_many(OpenedQuery { opening, query }))
-    }
-
-    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<SqliteRow>>>
-    where
-        'c: 'e,
-        E: 'q + Execute<'q, Sqlite>,
-    {
-        if !self.has_unsent() && !self.has_not_begun() {
-            return self.session.conn.fetch_optional(query);
-        }
-        Box::pin(first_row::<Sqlite>(self.fetch_many(query)))
-    }
-
-    fn prepare_with<'e>(
-        self,
-        sql: SqlStr,
-        parameters: &'e [SqliteTypeInfo],
-    ) -> BoxFuture<'e, sqlx::Result<SqliteStatement>>
-    where
-        'c: 'e,
-    {
-        self.session.conn.prepare_with(sql, parameters)
     }
 }
 

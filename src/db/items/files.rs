@@ -8,8 +8,8 @@ use sqlx::QueryBuilder;
 
 use super::{bound_id, cell, push_addresses, push_not_expired, text_of};
 use crate::db::access::push_owner;
+use crate::db::codec::json::unless_corrupt;
 use crate::db::engine::on_engine;
-use crate::db::json::unless_corrupt;
 use crate::db::row::from_row;
 use crate::db::{DbResult, Tx};
 use crate::domain::access::Ownership;

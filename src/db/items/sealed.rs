@@ -5,8 +5,8 @@ use sqlx::QueryBuilder;
 
 use super::{ItemRow, NamespaceRange, SELECT, push_not_expired};
 use crate::db::access::push_owner;
+use crate::db::codec::json::unless_corrupt;
 use crate::db::engine::on_engine;
-use crate::db::json::unless_corrupt;
 use crate::db::list_part::{ListBuilder, ListPart};
 use crate::db::{DbError, DbResult, Tx};
 use crate::domain::access::Ownership;

@@ -15,10 +15,10 @@ use super::{
     push_not_expired, push_range, sealed, text_of,
 };
 use crate::db::access::push_owner;
+use crate::db::codec::json::{ColumnRef, readable_with, unless_corrupt};
+use crate::db::engine::sealing::open_bytes;
 use crate::db::engine::{Engine, Vector, on_engine};
-use crate::db::json::{ColumnRef, readable_with, unless_corrupt};
 use crate::db::row::from_row;
-use crate::db::sealing::open_bytes;
 use crate::db::{Db, DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::item::{FoundItem, Item, ItemAddress, ItemFilter, ItemSearch, PreparedItem};

@@ -5,8 +5,8 @@ use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::{COLUMNS, RunRow, read_all};
+use crate::db::codec::json::unless_corrupt;
 use crate::db::engine::on_engine;
-use crate::db::json::unless_corrupt;
 use crate::db::{DbResult, Tx, checkpoints};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};

@@ -5,8 +5,9 @@ use sqlx::query;
 
 use super::below::WITH_TREE;
 use super::{encode_error, encode_usage};
+use crate::db::codec::blobs;
 use crate::db::engine::on_engine;
-use crate::db::{DbResult, Tx, blobs};
+use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;

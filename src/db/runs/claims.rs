@@ -10,9 +10,8 @@ use super::children::stop_children;
 use super::turns::MAY_BEGIN;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, encode_usage, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
-use crate::db::engine::{Engine, on_engine};
+use crate::db::engine::{Engine, LaterRows, on_engine};
 use crate::db::row::from_row;
-use crate::db::statement::LaterRows;
 use crate::db::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use crate::db::{DbError, DbResult, Notification, Tx, interrupts, notifications, threads};
 use crate::domain::access::{AccessScope, Ownership};
@@ -281,7 +280,7 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, at: Timestamp) ->
 ///
 /// # Errors
 /// [`DbError::NoRow`] if the worker does not hold the run: by the end of the transaction, see
-/// [`Statement::change_later`](crate::db::statement::Statement::change_later).
+/// [`Statement::change_later`](crate::db::engine::Statement::change_later).
 pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<()> {
     const CHANGE: &str =
         "update runs set updated_at = $4, usage = coalesce($5, usage), crashes = case when $6 then 0 else crashes end";
@@ -347,8 +346,8 @@ pub async fn end_fenced(
 /// Returns the number of a run's first event in the log of its thread; none if it has no events yet or was deleted.
 pub async fn first_seq(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<i64>> {
     const SQL: &str = "select first_seq from runs where run_id = $1";
-    let found: Option<Option<i64>> = on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
-    Ok(found.flatten())
+    let found: Option<(Option<i64>,)> = tx.statement(SQL).bind(run.0).fetch_optional().await?;
+    Ok(found.and_then(|(first,)| first))
 }
 
 /// Returns up to `limit` pending runs of main agents created at or before `until`, on the threads in a scope, in the
@@ -410,7 +409,7 @@ pub async fn cancels_of(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Vec<(RunI
         union all select child.run_id, child.cancel from runs main join runs child on child.thread_id = main.thread_id \
         where main.depth = 0 and main.status = 'running' and main.worker = $1 \
         and child.depth > 0 and child.status = 'running' and child.cancel is not null";
-    let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(worker.0).fetch_all(conn).await)?;
+    let rows: Vec<(Uuid, String)> = tx.statement(SQL).bind(worker.0).fetch_all().await?;
     Ok(rows.into_iter().map(|(run, action)| (RunId(run), action)).collect())
 }
 
@@ -442,7 +441,7 @@ pub async fn unreported(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId
 pub struct LaterUnreported(LaterRows<(Uuid,)>);
 
 /// Returns the cancelled runs of subagents on a thread whose callers may not have been notified, to be read later in the
-/// transaction, which must cancel none meanwhile. On SQLite they are read together with other rows.
+/// transaction, which must cancel none meanwhile. They are read together with other rows.
 pub async fn unreported_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterUnreported> {
     const SQL: &str = "select run_id from runs where thread_id = $1 \
         and depth > 0 and status = 'interrupted' and cancel is not null order by run_id";

@@ -3,13 +3,12 @@
 use std::collections::BTreeSet;
 
 use const_format::{concatcp, str_replace};
-use sqlx::{QueryBuilder, query_as, query_scalar};
+use sqlx::{QueryBuilder, query_scalar};
 use uuid::Uuid;
 
 use super::get_by_id;
-use super::turns::NO_QUESTION;
-use crate::db::checkpoints::{OF_MAIN_AGENTS, OF_SUBAGENTS};
-use crate::db::engine::on_engine;
+use crate::db::engine::{OF_MAIN_AGENTS, OF_SUBAGENTS, on_engine};
+use crate::db::interrupts::NO_QUESTION;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
@@ -143,11 +142,7 @@ pub async fn ended_among(
 }
 
 async fn find_by_seq(tx: &mut Tx<'_>, sql: &'static str, thread: ThreadId, seq: i64) -> DbResult<Option<(Run, i64)>> {
-    let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(sql)
-        .bind(thread.0)
-        .bind(seq)
-        .fetch_optional(conn)
-        .await)?;
+    let found: Option<(Uuid, i64)> = tx.statement(sql).bind(thread.0).bind(seq).fetch_optional().await?;
     let Some((id, first)) = found else { return Ok(None) };
     Ok(get_by_id(tx, RunId(id)).await?.map(|run| (run, first)))
 }

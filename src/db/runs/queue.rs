@@ -3,8 +3,9 @@
 use const_format::{concatcp, str_replace};
 use sqlx::query_as;
 
-use super::turns::{MAY_BEGIN, NO_QUESTION};
+use super::turns::MAY_BEGIN;
 use crate::db::engine::on_engine;
+use crate::db::interrupts::NO_QUESTION;
 use crate::db::{DbResult, Tx};
 use crate::domain::time::Timestamp;
 

@@ -13,16 +13,12 @@ use sqlx::{query, query_scalar};
 use uuid::Uuid;
 
 use crate::db::engine::{Conn, Engine, on_engine};
+use crate::db::interrupts::NO_QUESTION;
 use crate::db::{DbResult, Tx};
 use crate::domain::account::{RunQueue, end_of_subject};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
-
-/// The SQL condition on the pending run of the row `{run}` that no question of the present branch of its thread is in its
-/// way.
-pub(in crate::db) const NO_QUESTION: &str = "({run}.turn is null or {run}.turn <> 'after_answers' \
-    or not exists (select 1 from interrupts asked where asked.thread_id = {run}.thread_id and asked.status = 'pending'))";
 
 /// The condition on a pending run of `runs` that its thread is free for it: no run is at work there, none that brings an
 /// answer goes first, and no question is in its way.

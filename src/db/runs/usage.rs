@@ -8,9 +8,8 @@ use uuid::Uuid;
 
 use super::children::SAVE;
 use super::{TABLE, encode_usage};
-use crate::db::engine::on_engine;
-use crate::db::json::ColumnRef;
-use crate::db::statement::LaterRows;
+use crate::db::codec::json::ColumnRef;
+use crate::db::engine::{LaterRows, on_engine};
 use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
 use crate::domain::limits::Usage;

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Db, DbResult, object, on_both, read, saying, stored_thread, texts, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
-use crate::db::{Engine, Tx, copies, threads};
+use crate::db::{Engine, Tx, copies, thread_search, threads};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
@@ -75,11 +75,11 @@ async fn next(tx: &mut Tx<'_>, mut copy: copies::Copy) -> DbResult<(copies::Copy
 
 /// Counts the threads that a search finds and whose creation time is that of copies.
 async fn found(db: &Db) -> usize {
-    let all = threads::ThreadQuery {
+    let all = thread_search::ThreadQuery {
         limit: 100,
-        ..threads::ThreadQuery::within(AccessScope::Server)
+        ..thread_search::ThreadQuery::within(AccessScope::Server)
     };
-    let page = read!(db, |tx| threads::search(tx, &all));
+    let page = read!(db, |tx| thread_search::search(tx, &all));
     page.threads
         .iter()
         .filter(|thread| thread.created_at == Timestamp(90))

@@ -1,14 +1,14 @@
 use std::net::{TcpListener, TcpStream};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
 use tokio_util::task::TaskTracker;
 
 use super::{on_server, postgres};
-use crate::db::engine::Conn;
-use crate::db::hosts::PostgresHosts;
+use crate::db::engine::{Conn, PostgresHosts, PostgresPool, Reachability, acquire};
 use crate::db::{Db, DbError, DbLimits, DbResult};
 use crate::domain::postgres_url::TargetSessionAttrs;
 
@@ -128,6 +128,35 @@ async fn sessions_that_are_read_only_by_default_are_of_use_only_where_a_primary_
     assert_eq!(error.to_string().matches("read-only by default").count(), 2, "{error}");
     let conn = connect(TargetSessionAttrs::Primary).await.expect("it is no standby");
     conn.close().await.expect("a clean close");
+    database.discard().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_connection_of_a_pool_is_made_to_another_host_when_the_first_one_is_silent() {
+    let Some(database) = postgres::fresh_database().await else {
+        return;
+    };
+    let (_listener, silent) = silent_host();
+    let good = PgConnectOptions::from_str(&database.url).expect("a URL");
+    let hosts = PostgresHosts::new(vec![silent, good], TargetSessionAttrs::ReadWrite);
+    let hosts = Arc::new(hosts);
+    let reach = Arc::new(Reachability::default());
+    let one = || {
+        PgPoolOptions::new()
+            .max_connections(1)
+            .connect_lazy_with(hosts.latest_options())
+    };
+    let pool = PostgresPool::new(one(), one(), Arc::clone(&hosts), Arc::clone(&reach), None);
+    let look = async {
+        reach.look_is_wanted().await;
+        let conn = hosts.connect(limits(1)).await.expect("the second host answers");
+        pool.follow_host();
+        reach.has_looked();
+        conn.close().await.expect("a clean close");
+    };
+    let (acquired, ()) = tokio::join!(acquire(&pool), look);
+    drop(acquired.expect("a connection to the second host"));
+    pool.close().await;
     database.discard().await;
 }
 

@@ -18,7 +18,8 @@ use crate::db::engine::on_engine;
 use crate::db::interrupts;
 use crate::db::items::{self, NamespaceSearch, VectorQuery, VectorSearch, nearest};
 use crate::db::runs;
-use crate::db::threads::{self, ThreadOrder, ThreadQuery};
+use crate::db::thread_search::{self, ThreadOrder, ThreadQuery};
+use crate::db::threads;
 use crate::db::{DbResult, Tx};
 use crate::domain::access::{AccessScope, InterruptScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantSettings};
@@ -220,7 +221,7 @@ async fn check_threads(db: &Db, wanted: ThreadQuery, expected: &[ThreadId]) {
             offset: i64::try_from(found.len()).expect("few"),
             ..wanted.clone()
         };
-        let page = read!(db, |tx| threads::search(tx, &page));
+        let page = read!(db, |tx| thread_search::search(tx, &page));
         assert_eq!(page.total, total, "{about}");
         let is_last = page.threads.len() < 25;
         found.extend(page.threads.into_iter().map(|thread| thread.id));
@@ -229,7 +230,7 @@ async fn check_threads(db: &Db, wanted: ThreadQuery, expected: &[ThreadId]) {
         }
     }
     assert_eq!(found, expected, "{about}");
-    assert_eq!(read!(db, |tx| threads::count(tx, &wanted)), total, "{about}");
+    assert_eq!(read!(db, |tx| thread_search::count(tx, &wanted)), total, "{about}");
 }
 
 async fn searches_for_threads_keep_to_their_scope(db: Db) {
@@ -274,7 +275,7 @@ async fn searches_for_threads_keep_to_their_scope(db: Db) {
                 limit: 100,
                 ..ThreadQuery::within(scope.clone())
             };
-            let found = read!(db, |tx| threads::search(tx, &wanted)).threads;
+            let found = read!(db, |tx| thread_search::search(tx, &wanted)).threads;
             let contained = all
                 .iter()
                 .filter(|thread| is_in(&scope, &thread.ownership, &thread.metadata));

@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, raw_sql};
 
 use super::{Db, object, on_both, read};
 use crate::db::engine::Conn;
-use crate::db::threads::{self, AccessPath, ThreadOrder, ThreadQuery};
+use crate::db::thread_search::{self, AccessPath, ThreadOrder, ThreadQuery};
 use crate::db::{DbResult, Engine, Tx};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::filter::{MetadataFilter, Term};
@@ -115,7 +115,7 @@ async fn plan(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath, part: Par
             let mut sql = QueryBuilder::new($explain);
             match part {
                 Part::Page => wanted.push_page(&mut sql, path)?,
-                Part::Count => wanted.push_count(&mut sql, path, Some(threads::COUNTED))?,
+                Part::Count => wanted.push_count(&mut sql, path, Some(thread_search::COUNTED))?,
             }
             let rows: Vec<$row> = sql.build_query_as().fetch_all($conn).await?;
             rows
@@ -215,7 +215,10 @@ async fn pages_are_read_from_an_index(db: &Db) {
             "{plan}"
         );
     }
-    let ids = read!(db, |tx| threads::search(tx, &ThreadQuery::within(AccessScope::Server)));
+    let ids = read!(db, |tx| thread_search::search(
+        tx,
+        &ThreadQuery::within(AccessScope::Server)
+    ));
     let ids = Some(ids.threads.iter().map(|thread| thread.id).collect());
     for sort in SORTS {
         let search = ThreadQuery {
@@ -243,7 +246,7 @@ async fn matches_are_counted_in_an_index(db: &Db) {
 
 /// Returns the times of creation of the threads on a page, and the total.
 async fn found(db: &Db, wanted: ThreadQuery) -> (Vec<i64>, i64) {
-    let page = read!(db, |tx| threads::search(tx, &wanted));
+    let page = read!(db, |tx| thread_search::search(tx, &wanted));
     let times = page.threads.iter().map(|thread| thread.created_at.0);
     (times.collect(), page.total)
 }
@@ -361,7 +364,7 @@ async fn searches_of_a_scope_find_few_and_many_threads(db: &Db) {
         let counted = wanted.clone();
         let about = format!("{wanted:?}");
         let page = found(db, wanted).await;
-        let count = read!(db, |tx| threads::count(tx, &counted));
+        let count = read!(db, |tx| thread_search::count(tx, &counted));
         assert_eq!(count, page.1, "{about}");
         page
     };

@@ -7,8 +7,8 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, query_scalar, raw_sql};
 use super::postgres::{Database, fresh_database};
 use super::{Db, DbError, DbResult, RowAccess, on_both, on_server, open, read};
 use crate::db::Tx;
+use crate::db::engine::exempt_role;
 use crate::db::engine::{PlainStatements, on_engine};
-use crate::db::row_security::exempt_role;
 use crate::domain::identity::Tenant;
 
 on_both!(work_for_nobody_is_refused);

@@ -7,7 +7,7 @@ use super::interrupts::pending_interrupt;
 use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::interrupts::InterruptState;
 use crate::db::runs::{ChildRowUpdate, LeaseHolder};
-use crate::db::{DbError, interrupts, runs, threads, workers};
+use crate::db::{DbError, DbResult, interrupts, runs, threads, workers};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, RunQueue};
 use crate::domain::checkpoint::Lane;
@@ -36,6 +36,7 @@ on_both!(
     runs_that_ended_by_themselves_are_found_in_the_order_in_which_they_began,
     the_beginnings_of_the_last_runs_and_of_those_of_subagents_are_found,
     messages_that_wait_for_answers_are_let_go_and_held,
+    a_run_leaves_its_thread_busy_while_another_one_waits,
     due_and_running_runs_are_counted,
     a_worker_with_an_old_fence_cannot_write,
     orphaned_runs_are_adopted,
@@ -464,6 +465,43 @@ async fn the_beginnings_of_the_last_runs_and_of_those_of_subagents_are_found(db:
     assert_eq!(with(&["tools:unknown", namespace.as_str()]).await, Some(5));
     assert_eq!(with(&["tools:unknown"]).await, None);
     assert_eq!(with(&[]).await, None);
+}
+
+async fn a_run_leaves_its_thread_busy_while_another_one_waits(db: Db) {
+    let thread = stored_thread(&db).await;
+    let other = stored_thread(&db).await;
+    claimed_run(&db, run_at(other, 1), 1).await;
+    let elsewhere = run_at(other, 2);
+    write!(db, |tx| runs::insert(tx, &elsewhere, None));
+    for (waits, status) in [(true, ThreadStatus::Busy), (false, ThreadStatus::Idle)] {
+        let holder = claimed_run(&db, run_at(thread, 2), 2).await;
+        let next = run_at(thread, 3);
+        let next_id = next.id;
+        write!(db, |tx| runs::insert(tx, &next, None));
+        if !waits {
+            write!(db, |tx| runs::delete(tx, thread, next_id));
+        }
+        let counted = read!(db, |tx| runs::count_in_flight(tx, thread));
+        assert_eq!(counted.at_work, 1);
+        assert_eq!(counted.waiting, u64::from(waits));
+        let trace = runs::RunRowUpdate::at(Timestamp(4));
+        let left = threads::ThreadAfterRun {
+            run: holder.run,
+            status: ThreadStatus::Idle,
+            error: None,
+        };
+        let ends = db.write(move |tx| {
+            Box::pin(async move {
+                runs::end_fenced(tx, holder, end_with(RunStatus::Success, None), trace).await?;
+                threads::leave_without_messages(tx, thread, &left, Timestamp(4)).await
+            })
+        });
+        let ended: DbResult<()> = ends.await;
+        ended.expect("the end");
+        let found = read!(db, |tx| threads::find(tx, thread)).expect("the thread");
+        assert_eq!(found.status, status);
+        write!(db, |tx| runs::delete(tx, thread, next_id));
+    }
 }
 
 async fn messages_that_wait_for_answers_are_let_go_and_held(db: Db) {

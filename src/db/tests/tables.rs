@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, query_as};
 
 use super::{Db, postgres, read};
 use crate::db::engine::Conn;
-use crate::db::migration::table_names;
+use crate::db::engine::migration::table_names;
 use crate::db::{DbResult, Tx};
 
 /// The columns of each table in order, each with whether it is nullable.

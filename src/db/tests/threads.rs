@@ -3,7 +3,8 @@ use serde_json::{Value, json};
 use super::{Db, object, on_both, read, run_at, saying, stored_thread, thread_at, write};
 use crate::db::checkpoints::{self, NewCheckpoint};
 use crate::db::events::{self, NewEvent};
-use crate::db::threads::{self, ThreadChange, ThreadOrder, ThreadQuery};
+use crate::db::thread_search::{self, ThreadOrder, ThreadQuery};
+use crate::db::threads::{self, ThreadChange};
 use crate::db::{DbError, runs};
 use crate::domain::access::AccessScope;
 use crate::domain::checkpoint::Lane;
@@ -143,13 +144,13 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
     }
     let found = async |wanted: ThreadQuery| {
         let counted = wanted.clone();
-        let page = read!(db, |tx| threads::search(tx, &wanted));
+        let page = read!(db, |tx| thread_search::search(tx, &wanted));
         let places: Vec<usize> = page
             .threads
             .iter()
             .filter_map(|thread| ids.iter().position(|id| *id == thread.id))
             .collect();
-        assert_eq!(read!(db, |tx| threads::count(tx, &counted)), page.total);
+        assert_eq!(read!(db, |tx| thread_search::count(tx, &counted)), page.total);
         (places, page.total)
     };
     let all = ThreadQuery::within(AccessScope::Server);
@@ -255,7 +256,11 @@ async fn a_search_matches_contained_metadata(db: Db) {
             metadata: filter(wanted.clone()),
             ..ThreadQuery::within(AccessScope::Server)
         };
-        assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{text}");
+        assert_eq!(
+            read!(db, |tx| thread_search::count(tx, &wanted)) == 1,
+            expected,
+            "{text}"
+        );
     }
 }
 
@@ -288,7 +293,11 @@ async fn a_search_matches_the_present_metadata_only(db: Db) {
                 metadata: filter(wanted),
                 ..ThreadQuery::within(AccessScope::Server)
             };
-            assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{text}");
+            assert_eq!(
+                read!(db, |tx| thread_search::count(tx, &wanted)) == 1,
+                expected,
+                "{text}"
+            );
         }
     }
 }

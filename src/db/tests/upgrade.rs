@@ -3,12 +3,12 @@
 use sqlx::{AssertSqlSafe, Connection, PgConnection, query_as, query_scalar, raw_sql};
 
 use super::postgres::{Database, connect, fresh_database};
-use crate::db::{migration, upgrade};
+use crate::db::engine::{migration, upgrade};
 use crate::domain::id::WorkerId;
 
 /// Takes the constraints away that an upgraded database does not have.
-const NOT_FINISHED: &str = "alter table workers drop constraint reads_questions_once; \
-    alter table runs drop constraint reads_questions_once; alter table jobs drop constraint reads_questions_once";
+const NOT_FINISHED: &str = "alter table workers drop constraint reads_events_in_steps; \
+    alter table runs drop constraint reads_events_in_steps; alter table jobs drop constraint reads_events_in_steps";
 
 /// Adds the constraints of an upgrade that was finished to the former release, which reads texts in the short form.
 const FINISHED_BEFORE: &str = "\
@@ -16,6 +16,15 @@ const FINISHED_BEFORE: &str = "\
     alter table runs add constraint reads_short_texts \
     check (status <> 'running' or substr(worker::text, 15, 1) = '8') not valid; \
     alter table jobs add constraint reads_short_texts check (substr(worker::text, 15, 1) = '8') not valid";
+
+/// Adds the constraints of an upgrade that was finished to a build which reads questions that are stored once.
+const FINISHED_TO_BUILD: &str = "\
+    alter table workers add constraint reads_questions_once \
+    check (substr(worker_id::text, 29) collate \"C\" between '00000002' and '000000ff'); \
+    alter table runs add constraint reads_questions_once \
+    check (status <> 'running' or substr(worker::text, 29) collate \"C\" between '00000002' and '000000ff') not valid; \
+    alter table jobs add constraint reads_questions_once \
+    check (substr(worker::text, 29) collate \"C\" between '00000002' and '000000ff') not valid";
 
 /// Rows that servers of the former release have left: a run at work, one that has ended, and a job.
 const LEFT: &str = "\
@@ -81,7 +90,7 @@ async fn an_upgrade_from_a_release_that_reads_short_texts_is_finished_once_more(
         .expect("a change");
     assert!(upgrade::finish(&mut conn).await.expect("it can be finished"));
     let after = upgrade::forms_read(&mut conn).await.expect("an answer");
-    assert_eq!(after, upgrade::QUESTIONS_ONCE);
+    assert_eq!(after, upgrade::EVENTS_IN_STEPS);
     assert_eq!(constraints(&mut conn).await, new);
     raw_sql(at_work).execute(&mut conn).await.expect_err("it is refused");
     let own = WorkerId::mint().0;
@@ -91,6 +100,30 @@ async fn an_upgrade_from_a_release_that_reads_short_texts_is_finished_once_more(
     .execute(&mut conn)
     .await
     .expect("it is allowed");
+    conn.close().await.expect("a clean close");
+    database.discard().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgrade_from_a_build_that_reads_questions_once_is_finished_once_more() {
+    let Some((database, mut conn, new)) = upgraded().await else {
+        return;
+    };
+    raw_sql(FINISHED_TO_BUILD).execute(&mut conn).await.expect("a change");
+    let before = upgrade::forms_read(&mut conn).await.expect("an answer");
+    assert_eq!(before, upgrade::QUESTIONS_ONCE);
+    // A worker of that build.
+    let at_work = "insert into workers (worker_id, alive_until) \
+        values ('01a22810-2e92-818b-a207-ed6900000002', 9000000000000000000)";
+    raw_sql(at_work).execute(&mut conn).await.expect("it is allowed");
+    assert!(!upgrade::finish(&mut conn).await.expect("an answer"));
+    raw_sql("update workers set alive_until = 1")
+        .execute(&mut conn)
+        .await
+        .expect("a change");
+    assert!(upgrade::finish(&mut conn).await.expect("it can be finished"));
+    assert_eq!(constraints(&mut conn).await, new);
+    raw_sql(at_work).execute(&mut conn).await.expect_err("it is refused");
     conn.close().await.expect("a clean close");
     database.discard().await;
 }

@@ -11,7 +11,7 @@ use super::{Db, Refusal, on_both, read, run_at, saying, stored_thread, thread_at
 use crate::db::engine::on_engine;
 use crate::db::runs::{self, EndOfRun, LeaseHolder, RunRowUpdate};
 use crate::db::threads::ThreadChange;
-use crate::db::{DbError, DbResult, Tx, checkpoints, events, threads};
+use crate::db::{DbError, DbResult, Tx, checkpoints, events, thread_search, threads};
 use crate::domain::access::AccessScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
@@ -56,9 +56,9 @@ async fn concurrent_writes_all_succeed(db: Db) {
     });
     join_all(writes).await;
     assert_eq!(
-        read!(db, |tx| threads::count(
+        read!(db, |tx| thread_search::count(
             tx,
-            &threads::ThreadQuery::within(AccessScope::Server)
+            &thread_search::ThreadQuery::within(AccessScope::Server)
         )),
         64
     );
@@ -93,9 +93,9 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
     });
     join_all(writes).await;
     assert_eq!(
-        read!(db, |tx| threads::count(
+        read!(db, |tx| thread_search::count(
             tx,
-            &threads::ThreadQuery::within(AccessScope::Server)
+            &thread_search::ThreadQuery::within(AccessScope::Server)
         )),
         42
     );
@@ -235,9 +235,9 @@ async fn a_panicking_job_does_not_affect_others(db: Db) {
         matches!(&later, Err(DbError::Panicked(text)) if text == "in the middle"),
         "{later:?}"
     );
-    let found = read!(db, |tx| threads::search(
+    let found = read!(db, |tx| thread_search::search(
         tx,
-        &threads::ThreadQuery::within(AccessScope::Server)
+        &thread_search::ThreadQuery::within(AccessScope::Server)
     ));
     assert_eq!(found.threads.iter().map(|thread| thread.id).collect::<Vec<_>>(), [fine]);
 }
@@ -290,9 +290,9 @@ async fn closing_finishes_accepted_writes() {
         let db = super::open(&url).await;
         assert!(read!(db, |tx| threads::find(tx, id)).is_some());
         assert_eq!(
-            read!(db, |tx| threads::count(
+            read!(db, |tx| thread_search::count(
                 tx,
-                &threads::ThreadQuery::within(AccessScope::Server)
+                &thread_search::ThreadQuery::within(AccessScope::Server)
             )),
             21
         );
@@ -626,8 +626,8 @@ async fn slow_searches_leave_connections_for_reads(db: Db) {
         })
     });
     let reading = async {
-        let everything = threads::ThreadQuery::within(AccessScope::Server);
-        let count = read!(db, |tx| threads::count(tx, &everything));
+        let everything = thread_search::ThreadQuery::within(AccessScope::Server);
+        let count = read!(db, |tx| thread_search::count(tx, &everything));
         gate.close();
         count
     };

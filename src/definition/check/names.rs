@@ -1,7 +1,9 @@
 //! Checks names.
 
-use super::super::{AgentDefinition, ContextScoping, FieldPath};
 use super::Check;
+use crate::definition::agent::AgentDefinition;
+use crate::definition::context_scoping::ContextScoping;
+use crate::definition::diagnostic::FieldPath;
 use crate::definition::words::is_word;
 
 /// The longest name of an agent, in characters.
@@ -29,12 +31,9 @@ impl Check<'_> {
         let general = top.then("general_purpose_subagent").then("name");
         let own = [(top.then("name"), agent.name.as_deref())];
         let general = [(general, agent.general_purpose_subagent.name.as_deref())];
-        let list = top.then("subagents");
         let below = agent
-            .subagents
-            .iter()
-            .enumerate()
-            .map(|(at, one)| (list.then(at).then("name"), Some(&*one.name)));
+            .subagents_with_fields()
+            .map(|(field, subagent)| (field.then("name"), Some(&*subagent.name)));
         for (field, name) in own.into_iter().chain(general).chain(below) {
             let problem = name
                 .filter(|name| !name.trim().is_empty())
@@ -62,22 +61,11 @@ fn problem(name: &str, scoping: ContextScoping) -> Option<String> {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::definition::ClientRules;
-    use crate::definition::check::ValidationContext;
-    use crate::definition::validate;
+    use crate::definition::ValidationContext;
+    use crate::definition::validate::findings_of;
 
     fn reported(graph_id: &str, body: Value) -> Vec<String> {
-        let providers = ["scripted".to_owned()].into_iter().collect();
-        let context = ValidationContext {
-            providers,
-            clients: ClientRules::everything(),
-            ..ValidationContext::default()
-        };
-        validate(graph_id, body, &context)
-            .findings
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        findings_of(graph_id, body, &ValidationContext::of_tests())
     }
 
     #[test]

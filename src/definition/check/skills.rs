@@ -1,9 +1,10 @@
 //! Checks the skills, their tools, and the memory of an agent.
 
-use super::super::mcp::{ToolNames, model_tool_name};
-use super::super::source::{check_paths, check_skills};
-use super::super::{AgentDefinition, FieldPath, SkillSource, SubagentDefinition};
 use super::Check;
+use crate::definition::agent::{AgentDefinition, SubagentDefinition};
+use crate::definition::diagnostic::FieldPath;
+use crate::definition::mcp::{ToolNames, model_tool_name};
+use crate::definition::source::{SkillSource, check_paths, check_skills};
 
 /// The skills and the memory of an agent or a subagent.
 pub(super) struct SkillsAndMemory<'a> {
@@ -65,8 +66,8 @@ impl Check<'_> {
 mod tests {
     use serde_json::json;
 
-    use crate::definition::AgentDefinition;
-    use crate::definition::check::{ValidationContext, check_agent};
+    use crate::definition::check::check_agent;
+    use crate::definition::{AgentDefinition, ValidationContext};
 
     #[test]
     fn tools_of_skills_need_skills_and_are_no_others() {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::super::builtins::{ASK_USER, BACKGROUND, Builtin, FILES, SUBAGENTS, SUMMARIZATION, TODOS};
-use super::super::{AgentDefinition, AgentSpec, SubagentDefinition, Workspace};
+use crate::definition::agent::{AgentDefinition, AgentSpec, SubagentDefinition};
+use crate::definition::builtins::{ASK_USER, BACKGROUND, Builtin, FILES, SUBAGENTS, SUMMARIZATION, TODOS};
+use crate::definition::workspace::Workspace;
 
 /// Returns the tools of the main agent.
 pub(super) fn of_agent(agent: &AgentDefinition) -> BTreeSet<&str> {

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::definition::{Diagnostic, FieldPath};
+use crate::definition::diagnostic::{Diagnostic, FieldPath};
 
 /// Each deprecated key and the field of a subagent for which it is the default.
 const DEFAULTS: [(&str, &str); 3] = [

@@ -2,8 +2,8 @@
 
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
-use super::model_name;
-use crate::definition::{Diagnostic, FieldPath};
+use super::names::model_name;
+use crate::definition::diagnostic::{Diagnostic, FieldPath};
 
 /// The longest pattern of names of tools, in bytes.
 const LONGEST_PATTERN: usize = 256;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::definition::suggestion;
+use crate::definition::diagnostic::suggestion;
 use crate::domain::text_limits::first_chars;
 
 /// The longest name of a tool that every provider takes.

@@ -11,7 +11,6 @@ use uuid::fmt::Hyphenated;
 use super::{hash_of, size_of_media};
 use crate::domain::deflated::Deflated;
 use crate::domain::message::Message;
-use crate::domain::size;
 use crate::domain::stored::MessagesWithIds;
 
 /// The first character of an id in compressed messages whose last part is a UUID, which is not compressed.
@@ -26,7 +25,7 @@ pub struct CompressedMessages {
     /// The UUIDs at the ends of the ids, in the order of the messages.
     uuids: Box<[Uuid]>,
     pub(super) count: usize,
-    /// The sum of the messages' sizes, see [`size::of_message`].
+    /// The sum of the messages' sizes, see [`Message::size`].
     pub(super) size: usize,
     /// The hashes of the messages' ids, sorted.
     pub(super) ids: Box<[u32]>,
@@ -49,7 +48,7 @@ impl CompressedMessages {
             messages,
             ids: &shorter,
         };
-        let size: usize = messages.iter().map(|message| size::of_message(message)).sum();
+        let size: usize = messages.iter().map(|message| message.size()).sum();
         let media: usize = messages.iter().map(|message| size_of_media(message)).sum();
         let write = |writer: &mut dyn Write| -> std::io::Result<()> { Ok(serde_json::to_writer(writer, &stored)?) };
         let json = match media > size / 4 {

@@ -237,6 +237,20 @@ fn the_number_of_messages_that_have_left_is_known_without_their_history() {
 }
 
 #[test]
+fn a_request_that_has_left_the_state_is_known() {
+    let answer = Message::ai("answer").with_id("a");
+    let mut state = state_of([said("m0", "first"), said("m1", "second"), said("m2", "third"), answer]);
+    assert_eq!(state.left_request(), None);
+    let mut leaving = event("m1");
+    if let Some(event) = leaving.fields.get_mut(summarization::EVENT) {
+        event["left_until"] = json!("m0");
+        event["left_request"] = json!({"id": "m0", "text": "first"});
+    }
+    state.apply(&leaving);
+    assert_eq!(state.left_request(), Some(Arc::new(said("m0", "first"))));
+}
+
+#[test]
 fn the_conclusion_is_found_among_compressed_messages() {
     let state = summarized(300);
     assert_eq!(state.messages.earlier_len(), 300);

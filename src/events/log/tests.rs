@@ -74,13 +74,14 @@ fn abandoned_numbers_do_not_block_readers() {
 }
 
 #[test]
-fn numbers_reserved_by_an_ended_run_do_not_block_readers() {
+fn what_an_ended_run_was_storing_is_read_from_the_database() {
     let log = ThreadLog::default();
     log.open(1);
     log.reserve(1);
     log.publish_volatile(event);
     log.close(0);
-    assert_eq!(seen(&log, 0), Some(vec![2]));
+    assert!(matches!(log.buffered(RunId::mint(), 0), Buffered::Stored(Some(2))));
+    assert_eq!(seen(&log, 2), Some(vec![]));
     assert!(!log.is_active());
 }
 
@@ -183,12 +184,22 @@ fn who_waits_for_the_end_of_a_run_is_not_woken_by_each_event() {
 fn who_waits_for_the_end_of_a_run_reads_what_memory_would_drop() {
     let log = ThreadLog::default();
     log.open(1);
-    for _ in 0..MANY {
-        log.publish_volatile(event);
+    let mut read = 0;
+    let mut times = 0;
+    for number in 0..4 * CAPACITY {
+        let end = log.next_end();
+        match number % 3 {
+            0 => publish(&log, [log.reserve(1)]),
+            _ => log.publish_volatile(event),
+        }
+        if end.now_or_never().is_some() {
+            let news = seen(&log, read).expect("memory has them");
+            read = news.last().copied().unwrap_or(read);
+            times += 1;
+        }
     }
-    let end = log.next_end();
-    publish(&log, [log.reserve(1)]);
-    assert!(end.now_or_never().is_some());
+    assert_eq!(times, 8);
+    assert_eq!(read, log.newest().expect("a run is active"));
 }
 
 /// The numbers of [`seen`] for a reader of this run.

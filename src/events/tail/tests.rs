@@ -323,6 +323,24 @@ async fn a_reader_follows_a_run_in_another_process() {
 }
 
 #[tokio::test]
+async fn a_reader_gets_what_a_run_was_storing_when_it_was_left() {
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.log.open(1);
+            let mut tail = scene.events.tail(&run, After::Start);
+            // Nobody waits any more for the end of this commit of a subagent, which publishes its event.
+            let left = scene.log.reserve(1);
+            scene.stores(&run, &[(left, Fact::Paused)]).await;
+            scene.commits(&run, &[ended()]).await;
+            scene.log.close(0);
+            assert_eq!(all(&mut tail).await, [1, 2]);
+        })
+        .await;
+}
+
+#[tokio::test]
 async fn a_reader_does_not_get_the_events_of_other_runs() {
     RowAccess::Server
         .scope(async {

@@ -1,5 +1,7 @@
 //! Commands to a thread: start a run, answer an interrupt, list the active agents.
 
+use std::collections::HashSet;
+
 use axum::Json;
 use axum::extract::Path;
 use axum::http::StatusCode;
@@ -7,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use crate::db::{runs, threads};
+use crate::domain::Invalid;
 use crate::domain::access::Action;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
@@ -209,7 +212,11 @@ impl CommandHandler<'_> {
                 "no_such_interrupt",
                 format!("Unknown or already resolved interrupt: {id}"),
             )),
-            Err(RespondError::Start(StartError::Invalid(invalid))) => Err(CommandError::argument(invalid.to_string())),
+            Err(RespondError::Start(StartError::Invalid(invalid))) => {
+                let is_list = params.get("responses").is_some_and(Value::is_array);
+                let refusal = in_responses(invalid, &replies, is_list);
+                Err(CommandError::argument(refusal.to_string()))
+            }
             Err(RespondError::Start(error)) => Err(command_error(error.into())),
         }
     }
@@ -222,7 +229,21 @@ impl CommandHandler<'_> {
         let responses = responses.as_array().filter(|responses| !responses.is_empty());
         let responses =
             responses.ok_or_else(|| CommandError::argument("input.respond requires at least one response."))?;
-        responses.iter().map(|response| self.reply(response)).collect()
+        let mut replies: Vec<InterruptReply> = vec![];
+        let mut answered = HashSet::new();
+        for (at, response) in responses.iter().enumerate() {
+            let reply = self.reply(response)?;
+            // Only one of the answers could count.
+            if !answered.insert(reply.interrupt.clone()) {
+                let refusal = format!(
+                    "responses[{at}]: answers the interrupt {} a second time",
+                    reply.interrupt
+                );
+                return Err(CommandError::argument(refusal));
+            }
+            replies.push(reply);
+        }
+        Ok(replies)
     }
 
     fn reply(&self, response: &Value) -> Result<InterruptReply, CommandError> {
@@ -268,6 +289,27 @@ impl CommandHandler<'_> {
         let is_interrupted = thread.is_some_and(|thread| thread.status == ThreadStatus::Interrupted);
         Ok((json!({"tree": node(&root, &descendants, is_interrupted)}), None))
     }
+}
+
+/// Returns the refusal of the run that brings replies, with the field of `input.respond` in place of that of a run.
+fn in_responses(refusal: Invalid, replies: &[InterruptReply], is_list: bool) -> Invalid {
+    let Some(part) = refusal.field.strip_prefix("command.") else {
+        return refusal;
+    };
+    let in_reply = |(at, reply): (usize, &InterruptReply)| {
+        let place = part.strip_prefix("resume.")?.strip_prefix(reply.interrupt.as_str())?;
+        Some(match is_list {
+            true => format!("responses[{at}].response{place}"),
+            false => format!("response{place}"),
+        })
+    };
+    let of_all = match (part, is_list) {
+        ("resume", true) => "responses",
+        ("resume", false) => "response",
+        (part, _) => part,
+    };
+    let field = replies.iter().enumerate().find_map(in_reply);
+    Invalid::new(field.unwrap_or_else(|| of_all.to_owned()), refusal.reason)
 }
 
 /// The error for an unknown subscription.

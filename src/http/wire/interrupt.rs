@@ -12,16 +12,20 @@ use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
-use crate::domain::interrupt::{Interrupt, Question, QuestionKind};
+use crate::domain::id::InterruptId;
+use crate::domain::interrupt::{Interrupt, QuestionKind};
 use crate::domain::schema_text::SchemaText;
 use crate::domain::time::Timestamp;
 
-/// An interrupt as threads and states show it: `{id, value}`, and the name of a subagent.
+/// An interrupt as threads and states show it: `{id, value}`, the schema of a valid answer for some kinds, and the name of a
+/// subagent. A server whose agents call this one tells by the schema what it may answer.
 pub fn brief(interrupt: &Interrupt) -> Value {
-    with_agent(
-        json!({"id": interrupt.id, "value": interrupt.question.value}),
-        interrupt,
-    )
+    let question = &interrupt.question;
+    let mut shown = json!({"id": interrupt.id, "value": question.value});
+    if question.shows_schema() {
+        shown["response_schema"] = question.schema.parse();
+    }
+    with_agent(shown, interrupt)
 }
 
 /// Adds the name and the path of the subagent that asks. Interrupts of the main agent have neither.
@@ -329,13 +333,12 @@ impl InterruptResolve {
         }
     }
 
-    /// Returns the refusal of this answer to a question with the field of this request, in place of that of a command.
-    pub fn refused(&self, question: &Question, refusal: Invalid) -> Invalid {
-        let Ok(given) = self.answer() else { return refusal };
-        let Some(place) = refusal.field.strip_prefix("resume") else {
+    /// Returns the refusal of this answer to an interrupt with the field of this request, in place of that of a command.
+    pub fn refused(&self, interrupt: &InterruptId, refusal: Invalid) -> Invalid {
+        let Some(place) = refusal.field.strip_prefix("command.resume") else {
             return refusal;
         };
-        let place = question.place_as_given(&given, place);
+        let place = place.strip_prefix(&format!(".{}", interrupt.0)).unwrap_or_default();
         let field = match &self.decisions {
             Some(_) => format!("decisions{}", place.strip_prefix(".decisions").unwrap_or_default()),
             None => format!("response{place}"),
@@ -374,29 +377,22 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_field_of_the_request() {
-        let named = |question: Value, body: Value, field: &str| {
-            let question = Question {
-                kind: QuestionKind::ToolApproval,
-                value: question,
-                ..Question::default()
-            };
+        let named = |body: Value, field: &str| {
             let body: InterruptResolve = serde_json::from_value(body).expect("the shape is right");
-            body.refused(&question, Invalid::new(field, "is wrong")).field
+            body.refused(&InterruptId("a1".to_owned()), Invalid::new(field, "is wrong"))
+                .field
         };
-        let list = json!({"decisions": [{"type": "ok"}]});
-        let several = json!({"action_requests": []});
+        let list = || json!({"decisions": [{"type": "ok"}]});
         assert_eq!(
-            named(several.clone(), list.clone(), "resume.decisions[0].type"),
+            named(list(), "command.resume.a1.decisions[0].type"),
             "decisions[0].type"
         );
-        assert_eq!(named(several.clone(), list.clone(), "resume.decisions"), "decisions");
-        assert_eq!(named(several, list.clone(), "resume"), "decisions");
-        let one = json!({"type": "tool_approval"});
-        assert_eq!(named(one.clone(), list, "resume.type"), "decisions[0].type");
-        let two = json!({"decisions": [{"type": "approve"}, {"type": "approve"}]});
-        assert_eq!(named(one.clone(), two, "resume"), "decisions");
-        let alone = json!({"response": {"type": "ok"}});
-        assert_eq!(named(one, alone, "resume.type"), "response.type");
+        assert_eq!(named(list(), "command.resume.a1.decisions"), "decisions");
+        assert_eq!(named(list(), "command.resume.a1"), "decisions");
+        assert_eq!(named(list(), "command.resume"), "decisions");
+        let alone = || json!({"response": {"type": "ok"}});
+        assert_eq!(named(alone(), "command.resume.a1.type"), "response.type");
+        assert_eq!(named(alone(), "context"), "context");
     }
 
     #[test]

@@ -66,16 +66,25 @@ pub fn read_id<T: FromStr>(id: &str, kind: &str) -> Result<T, ApiError> {
     id.parse().map_err(|_| ApiError::bad_id(kind))
 }
 
+/// Reads a text in an object that names a checkpoint; none if it is absent or null. Without it, the newest checkpoint of the
+/// main agent is meant, so another value must not count as none.
+fn text_in<'a>(object: Option<&'a Object>, name: &str) -> Result<Option<&'a str>, Invalid> {
+    match object.and_then(|object| object.get(name)) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.as_str())),
+        Some(_) => Err(Invalid::new(format!("checkpoint.{name}"), "must be a text")),
+    }
+}
+
 /// Reads a checkpoint from its id, or from an object with its id, which takes precedence.
 ///
 /// # Errors
 /// If the id is not a UUID, or the object names a checkpoint of a subagent.
 pub fn checkpoint(id: Option<&str>, object: Option<&Object>) -> Result<Option<CheckpointId>, ApiError> {
-    let within = |name: &str| object.and_then(|object| object.get(name)).and_then(Value::as_str);
-    if within("checkpoint_ns").is_some_and(|namespace| !namespace.is_empty()) {
+    if text_in(object, "checkpoint_ns")?.is_some_and(|namespace| !namespace.is_empty()) {
         return Err(Invalid::new("checkpoint.checkpoint_ns", MAIN_AGENT_ONLY).into());
     }
-    let id = within("checkpoint_id").or(id);
+    let id = text_in(object, "checkpoint_id")?.or(id);
     id.map(|id| {
         id.parse::<Uuid>()
             .map(CheckpointId)
@@ -134,9 +143,9 @@ pub fn take_program_answers(config: &mut Object) -> Option<Object> {
 /// # Errors
 /// If the namespace is invalid, or the id is not a UUID.
 pub fn namespace_and_checkpoint(object: Option<&Object>) -> Result<(Vec<TaskId>, Option<CheckpointId>), ApiError> {
-    let within = |name: &str| object.and_then(|object| object.get(name)).and_then(Value::as_str);
-    let id = within("checkpoint_id").map(|id| id.parse().map(CheckpointId).map_err(|_| ApiError::bad_checkpoint_id()));
-    Ok((namespace(within("checkpoint_ns"))?, id.transpose()?))
+    let id = text_in(object, "checkpoint_id")?;
+    let id = id.map(|id| id.parse().map(CheckpointId).map_err(|_| ApiError::bad_checkpoint_id()));
+    Ok((namespace(text_in(object, "checkpoint_ns")?)?, id.transpose()?))
 }
 
 /// Reads the tasks of a namespace: `tools:<task>|tools:<task>`. Nodes of other names before them are those of a program of

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::retention::{TtlRequest, TtlView};
 use super::{Object, read_id};
-use crate::db::threads as rows;
+use crate::db::thread_search as rows;
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::ThreadId;

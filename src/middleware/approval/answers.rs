@@ -1,14 +1,14 @@
 //! The schema of the answer to a question about calls.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::actions::with_action;
-use super::decision_schema;
+use super::actions::{ActionSchemas, decision_schema, decisions_schema};
 use crate::domain::interrupt::DecisionKind;
 use crate::domain::remembered::DecisionScope;
 use crate::domain::schema_text::SchemaText;
+use crate::model::ToolSpec;
 
 /// The maximum size of a schema that is kept, in bytes.
 const MAX_KEPT_BYTES: usize = 64 * 1024;
@@ -27,27 +27,32 @@ pub(super) struct LastAnswer(Mutex<Option<KnownAnswer>>);
 /// An answer whose schema was written.
 struct KnownAnswer {
     choices: Vec<CallChoices>,
-    action: Option<SchemaText>,
+    tools: Option<Vec<Arc<ToolSpec>>>,
     schema: SchemaText,
 }
 
 impl LastAnswer {
-    /// Returns the schema of a valid answer: for each call, in order, one of the decisions allowed for it. `action` is the schema of
-    /// a call that a reviewer may write in place of another one.
-    pub(super) fn of(&self, choices: Vec<CallChoices>, action: Option<SchemaText>) -> SchemaText {
+    /// Returns the schema of a valid answer: for each call, in order, one of the decisions allowed for it. If a reviewer may write
+    /// a call in place of another one, it is a call of one of `tools`, whose schemas are in `actions`.
+    pub(super) fn of(
+        &self,
+        choices: Vec<CallChoices>,
+        tools: Option<Vec<Arc<ToolSpec>>>,
+        actions: &ActionSchemas,
+    ) -> SchemaText {
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = lock()
             .as_ref()
-            .filter(|known| known.choices == choices && known.action == action)
+            .filter(|known| known.choices == choices && known.tools == tools)
             .map(|known| known.schema.clone());
         if let Some(schema) = found {
             return schema;
         }
-        let schema = answer_schema(&choices, action.as_ref());
+        let schema = answer_schema(&choices, tools.clone(), actions);
         if schema.as_str().len() <= MAX_KEPT_BYTES {
             let known = KnownAnswer {
                 choices,
-                action,
+                tools,
                 schema: schema.clone(),
             };
             *lock() = Some(known);
@@ -56,26 +61,23 @@ impl LastAnswer {
     }
 }
 
-fn answer_schema(choices: &[CallChoices], action: Option<&SchemaText>) -> SchemaText {
+fn answer_schema(choices: &[CallChoices], tools: Option<Vec<Arc<ToolSpec>>>, actions: &ActionSchemas) -> SchemaText {
     let positions: Vec<Value> = choices
         .iter()
         .map(|choices| decision_schema(&choices.allowed, &choices.scopes))
         .collect();
-    let count = choices.len();
-    let mut schema = json!({
-        "type": "object",
-        "properties": {"decisions": {"type": "array", "minItems": count, "maxItems": count}},
-        "required": ["decisions"],
-    });
-    schema["properties"]["decisions"]["prefixItems"] = Value::Array(positions);
-    match action {
-        Some(action) => with_action(&schema, action),
-        None => schema.into(),
+    match tools {
+        Some(tools) => actions.with_decisions(positions, tools),
+        None => decisions_schema(positions).into(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
     use super::*;
 
     fn choices(allowed: &[DecisionKind]) -> CallChoices {
@@ -85,22 +87,32 @@ mod tests {
         }
     }
 
+    /// Returns a tool whose argument has this type.
+    fn tool(kind: &str) -> Vec<Arc<ToolSpec>> {
+        vec![Arc::new(ToolSpec {
+            name: "pay".to_owned(),
+            description: String::new(),
+            parameters: json!({"type": "object", "properties": {"to": {"type": kind}}}),
+        })]
+    }
+
     #[test]
     fn a_schema_is_written_once_for_answers_of_the_same_form() {
+        let actions = ActionSchemas::default();
         let answers = LastAnswer::default();
         let form = || vec![choices(&DecisionKind::ALL)];
-        let action = || Some(SchemaText::from(json!({"type": "object"})));
-        let first = answers.of(form(), action());
-        let again = answers.of(form(), action());
+        let first = answers.of(form(), Some(tool("string")), &actions);
+        let again = answers.of(form(), Some(tool("string")), &actions);
         assert!(std::ptr::eq(first.as_str(), again.as_str()));
     }
 
     #[test]
     fn answers_of_other_forms_have_schemas_of_their_own() {
+        let actions = ActionSchemas::default();
         let answers = LastAnswer::default();
         let forms = [
-            (vec![choices(&DecisionKind::ALL)], Some(json!({"type": "object"}))),
-            (vec![choices(&DecisionKind::ALL)], Some(json!({"type": "array"}))),
+            (vec![choices(&DecisionKind::ALL)], Some(tool("string"))),
+            (vec![choices(&DecisionKind::ALL)], Some(tool("integer"))),
             (vec![choices(&DecisionKind::ALL)], None),
             (vec![choices(&[DecisionKind::Approve])], None),
             (
@@ -108,10 +120,14 @@ mod tests {
                 None,
             ),
         ];
-        for (choices, action) in forms.iter().chain(&forms) {
-            let action = action.clone().map(SchemaText::from);
-            let expected = answer_schema(choices, action.as_ref());
-            assert_eq!(answers.of(choices.clone(), action), expected);
+        for (choices, tools) in forms.iter().chain(&forms) {
+            let expected = answer_schema(choices, tools.clone(), &actions);
+            assert_eq!(answers.of(choices.clone(), tools.clone(), &actions), expected);
         }
+        let texts: BTreeSet<String> = forms
+            .into_iter()
+            .map(|(choices, tools)| answers.of(choices, tools, &actions).as_str().to_owned())
+            .collect();
+        assert_eq!(texts.len(), 5);
     }
 }

@@ -4,6 +4,7 @@ use crate::definition::ApprovalChoices;
 use crate::domain::id::ThreadId;
 use crate::domain::machine::Failure;
 use crate::domain::message::Role;
+use crate::domain::schema::Schema;
 use crate::domain::time::Timestamp;
 use crate::tool::remembered::RememberedDecisions;
 use crate::tool::{CallOutcome, Tool};
@@ -338,6 +339,47 @@ async fn the_result_of_an_edited_call_says_what_ran() {
         original call. Executed instead: send_email with arguments {\"to\": \"edited@b.c\", \"body\": \"changed\"}.\n\n\
         Tool response:\nsent";
     assert_eq!(answer.writes.messages[0].content, Content::from(expected));
+}
+
+/// Returns the schema of an answer about so many calls of a tool with these parameters.
+fn schema_about(calls: usize, parameters: Value) -> SchemaText {
+    let tool = ToolSpec {
+        parameters,
+        ..(*spec("pay", &[])).clone()
+    };
+    let decision = decision_schema(&DecisionKind::ALL, &DecisionScope::ALL);
+    ActionSchemas::default().with_decisions(vec![decision; calls], vec![Arc::new(tool)])
+}
+
+/// Returns whether an answer to a question with this schema is refused if it edits the arguments of the only call to a text.
+fn refuses_a_text(schema: &SchemaText) -> bool {
+    let edit = json!({"type": "edit", "edited_action": {"name": "pay", "args": {"a": "text"}}});
+    let compiled = Schema::compile_once(schema).expect("a schema within the limits");
+    compiled.check("resume", &json!({"decisions": [edit]})).is_err()
+}
+
+#[test]
+fn a_schema_of_an_answer_nests_no_deeper_than_answers_are_checked() {
+    let mut embedded = 0;
+    for levels in 1..40 {
+        let inner = json!({"type": "object"});
+        let parameters = (0..levels).fold(inner, |inner, _| json!({"type": "object", "properties": {"a": inner}}));
+        embedded += i32::from(refuses_a_text(&schema_about(1, parameters)));
+    }
+    assert!((20..39).contains(&embedded), "{embedded}");
+}
+
+#[test]
+fn a_schema_of_an_answer_about_many_calls_is_not_larger_than_answers_are_checked() {
+    let many: Map<String, Value> = (0..1_000)
+        .map(|at| (format!("p{at}"), json!({"type": "string"})))
+        .collect();
+    let mut parameters = json!({"type": "object", "properties": many});
+    parameters["properties"]["a"] = json!({"type": "object"});
+    assert!(refuses_a_text(&schema_about(1, parameters.clone())));
+    let of_many = schema_about(30, parameters);
+    assert!(Schema::compile_once(&of_many).is_ok());
+    assert!(of_many.as_str().contains(r#""enum":["pay"]"#));
 }
 
 #[test]

@@ -63,7 +63,6 @@ mod tests {
 
     use super::*;
     use crate::domain::message::{ToolCall, ToolStatus};
-    use crate::domain::size;
 
     fn calls(ids: &[&str]) -> Vec<ToolCall> {
         ids.iter().map(|id| ToolCall::new(*id, "look", Map::new())).collect()
@@ -80,7 +79,7 @@ mod tests {
             tokens: None,
             bytes: None,
         };
-        cut(&messages, 0, kept, size::of_message)
+        cut(&messages, 0, kept, Message::size)
     }
 
     #[test]
@@ -129,10 +128,10 @@ mod tests {
             bytes: Some(1),
         };
         for kept in [short, small] {
-            assert_eq!(cut(&messages, 0, kept, size::of_message), 1);
+            assert_eq!(cut(&messages, 0, kept, Message::size), 1);
         }
         let kept = small;
-        assert_eq!(cut(&messages, 2, kept, size::of_message), 2);
-        assert_eq!(cut(&[], 0, kept, size::of_message), 0);
+        assert_eq!(cut(&messages, 2, kept, Message::size), 2);
+        assert_eq!(cut(&[], 0, kept, Message::size), 0);
     }
 }

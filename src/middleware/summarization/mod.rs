@@ -16,11 +16,12 @@ use super::{Contribution, Middleware, MiddlewareModel, ModelAnswer, ModelWithSet
 use crate::definition::{SummarizationSettings, builtins, is_about_answers};
 use crate::domain::background::NOTIFICATION;
 use crate::domain::graph::Field;
+use crate::domain::long_message::LongMessagePlace;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role, SOURCE};
 use crate::domain::state::{File, FileWrites, State, Update};
 use crate::domain::summarization::{
-    EVENT, LongMessagePlace, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, UserRequest, can_be_shortened,
+    EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, UserRequest, can_be_shortened,
 };
 use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
@@ -137,7 +138,7 @@ struct Conversation<'a> {
 
 impl<'a> Conversation<'a> {
     fn new(messages: &'a [Arc<Message>], scope: &'a Scope, state: &'a State) -> Self {
-        let mut event = SummarizationEvent::of(state).unwrap_or_default();
+        let mut event = SummarizationEvent::of(&state.fields).unwrap_or_default();
         let view = event.view(messages);
         // What the event names has left. The number may be another one: a client may have removed all messages since, and a
         // server of the former release does not write it.

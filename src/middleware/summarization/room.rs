@@ -7,12 +7,13 @@ use std::sync::Arc;
 use super::super::files::{common_result_path, first_part_path};
 use super::{Conversation, FOLDER, newest_request};
 use crate::definition::THREAD_FOLDERS;
+use crate::domain::long_message::LongMessagePlace;
 use crate::domain::message::Message;
 use crate::domain::message_list::size_of_media;
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::{File, FileWrites, State};
 use crate::domain::state_size::StateSize;
-use crate::domain::summarization::{LongMessagePlace, SummarizationEvent};
+use crate::domain::summarization::SummarizationEvent;
 
 /// The part of the state that files which the server has made may take: one of this many. The oldest are deleted first.
 const FILE_PARTS: usize = 4;
@@ -61,7 +62,7 @@ fn weight_of(conversation: &Conversation<'_>, messages: &[Arc<Message>]) -> usiz
 /// result.
 pub(super) fn weight(state: &State, message: &Message) -> usize {
     let files = result_files(state, message).into_iter();
-    size::of_message(message) + files.map(|(_, file)| file.content.len()).sum::<usize>()
+    message.size() + files.map(|(_, file)| file.content.len()).sum::<usize>()
 }
 
 /// Returns the files with the text of a long result.
@@ -114,7 +115,7 @@ pub(super) fn leave(event: &mut SummarizationEvent, conversation: &Conversation<
     let last = summarized.len().saturating_sub(1).min(answer);
     let mut count = 0;
     while count < last && (surplus > 0 || all[count].answers().is_some()) {
-        let text = size::of_message(&all[count]).saturating_sub(size_of_media(&all[count]));
+        let text = all[count].size().saturating_sub(size_of_media(&all[count]));
         surplus = surplus.saturating_sub(text);
         count += 1;
     }

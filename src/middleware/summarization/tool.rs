@@ -44,7 +44,7 @@ impl CompactConversation {
         if first.is_some_and(|first| first.id != call.id) {
             return Some("Nothing was done: another call of the same message compacts the conversation.");
         }
-        let event = SummarizationEvent::of(state).unwrap_or_default();
+        let event = SummarizationEvent::of(&state.fields).unwrap_or_default();
         let view = event.view(state.messages.recent());
         let request = ModelRequest::default();
         let length = length::of_request(

@@ -6,10 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::runs::RunBefore;
+use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, RunQueue};
 use crate::domain::assistant::{Assistant, AssistantSettings, RunSettings};
+use crate::domain::background::TaskLineage;
 use crate::domain::id::RunId;
 use crate::domain::identity::Credential;
 use crate::domain::metadata;
@@ -74,9 +76,14 @@ pub(super) fn build_run(
 }
 
 /// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An
-/// answer without a context keeps the context of the thread's last run; one with a context keeps what that run has
-/// chosen, unless it chooses anew.
-pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
+/// answer without a context keeps the context of the thread's last run, without choices that are not the agent's unless the run
+/// is a part of a background task; one with a context keeps what that run has chosen, unless it chooses anew.
+pub(in crate::runtime) fn settings(
+    new_run: &NewRun,
+    resolved: &ResolvedAssistant,
+    thread: &Thread,
+    is_of_task: bool,
+) -> RunSettings {
     let RunRequest { config, context, .. } = &new_run.request;
     let assistant = &resolved.assistant.settings;
     let before = configurable(&thread.config);
@@ -84,9 +91,15 @@ pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistan
         return assistant.as_defaults_for(config, context);
     };
     if context.is_empty() && !before.is_empty() {
+        let known = &resolved.known;
+        let mut before = before.clone();
+        // On the copy of a background task's thread, the context has the choices of another agent.
+        if !is_of_task && known.check_choices(&before).is_err() {
+            before.retain(|name, _| known.choice_names().all(|choice| choice != name));
+        }
         let mut config = config.clone();
         set_configurable(&mut config, before.clone());
-        return assistant.as_defaults_for(&config, before);
+        return assistant.as_defaults_for(&config, &before);
     }
     let mut settings = assistant.as_defaults_for(config, context);
     // The work goes on with the model, the tools and the instructions with which it began.
@@ -106,22 +119,49 @@ fn resumes_work(new_run: &NewRun) -> bool {
     is_resumed || new_run.request.compaction.is_some()
 }
 
-/// Returns an agent with what the run of a request chooses. The run of a background task chooses nothing: its context is
-/// that of the agent that started it.
+/// Returns the lineage of the background task of which a run on this thread is a part, if it is a part of one.
+pub(in crate::runtime) async fn task_lineage(
+    tx: &mut Tx<'_>,
+    new_run: &NewRun,
+    thread: &Thread,
+) -> DbResult<Option<TaskLineage>> {
+    if let Some(lineage) = &new_run.request.background {
+        return Ok(Some(lineage.clone()));
+    }
+    // Clients and other servers write this key, too, so it says only where a task is looked for.
+    if !thread.metadata.contains_key("parent_thread_id") {
+        return Ok(None);
+    }
+    Ok(db::background::find(tx, thread.id).await?.map(|record| record.ancestry))
+}
+
+/// Returns an agent with what a run chooses. The run of a background task chooses nothing: its context is that of the agent
+/// that started it.
 ///
 /// # Errors
 /// Names the entry of the context that chooses something that is not allowed.
 pub(in crate::runtime) fn with_choices(
-    new_run: &NewRun,
     known: &Arc<RegisteredAgent>,
-    thread: Option<&Thread>,
+    is_of_task: bool,
     context: &Map<String, Value>,
 ) -> Result<Arc<RegisteredAgent>, Invalid> {
-    let is_task_thread = thread.is_some_and(|thread| thread.metadata.contains_key("parent_thread_id"));
-    match new_run.request.background.is_some() || is_task_thread {
+    match is_of_task {
         true => Ok(Arc::clone(known)),
         false => known.configured(context),
     }
+}
+
+/// Makes a run on the thread of a background task a part of the task.
+pub(super) fn join_task(run: &mut Run, task: Option<TaskLineage>, known: &RegisteredAgent) {
+    let Some(task) = task else { return };
+    // A compaction is no part of the task, and its end is not that of the task. It chooses nothing all the same.
+    if run.request.compaction.is_some() {
+        let context = &mut run.request.context;
+        context.retain(|name, _| known.choice_names().all(|choice| choice != name));
+        return;
+    }
+    run.lineage.visibility = task.visibility;
+    run.request.background = Some(task);
 }
 
 /// Returns the metadata of a run: the entries of its assistant, of its thread, of its `config` and of the request. A

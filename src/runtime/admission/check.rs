@@ -1,8 +1,9 @@
 //! Checks of a request against its agent.
 
 use super::AdmissionContext;
-use super::build_run::with_choices;
+use super::build_run::{task_lineage, with_choices};
 use crate::agent::Agent;
+use crate::db::Tx;
 use crate::domain::Invalid;
 use crate::domain::assistant::RunSettings;
 use crate::domain::input::{read_input, read_update};
@@ -10,6 +11,7 @@ use crate::domain::machine::Destination;
 use crate::domain::run::RunRequest;
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::Thread;
+use crate::runtime::error::StartError;
 use crate::runtime::new_run::NewRun;
 use crate::runtime::registry::ResolvedAssistant;
 
@@ -18,13 +20,18 @@ use crate::runtime::registry::ResolvedAssistant;
 ///
 /// # Errors
 /// As [`with_choices`].
-pub(in crate::runtime) fn choose_ahead(
+pub(in crate::runtime) async fn choose_ahead(
+    tx: &mut Tx<'_>,
     new_run: &NewRun,
     resolved: &mut ResolvedAssistant,
     thread: Option<&Thread>,
-) -> Result<(), Invalid> {
+) -> Result<(), StartError> {
+    let task = match thread {
+        Some(thread) => task_lineage(tx, new_run, thread).await?,
+        None => None,
+    };
     let settings = settings_ahead(new_run, resolved);
-    resolved.known = with_choices(new_run, &resolved.known, thread, &settings.context)?;
+    resolved.known = with_choices(&resolved.known, task.is_some(), &settings.context)?;
     Ok(())
 }
 

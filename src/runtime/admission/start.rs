@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::build_run::{account_of, build_run, is_continuation, settings, take_over, with_choices};
+use super::build_run::{
+    account_of, build_run, is_continuation, join_task, settings, take_over, task_lineage, with_choices,
+};
 use super::check::check;
 use super::permission::{check_assistant, check_displacing, check_tenant, check_thread};
 use super::target::{TargetLookup, TargetThread};
@@ -156,9 +158,10 @@ pub(in crate::runtime) async fn decide(
         resumption,
     } = target.find_or_make(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
-    let settings = settings(new_run, &resolved, &thread);
+    let task = task_lineage(tx, new_run, &thread).await?;
+    let settings = settings(new_run, &resolved, &thread, task.is_some());
     if is_configurable {
-        resolved.known = with_choices(new_run, &resolved.known, Some(&thread), &settings.context)?;
+        resolved.known = with_choices(&resolved.known, task.is_some(), &settings.context)?;
         if !context.has_checked(number, &resolved.known.digest) {
             check(new_run, resolved.known.agent(), context.core.sizes)?;
         }
@@ -202,10 +205,7 @@ pub(in crate::runtime) async fn decide(
     if let Some(before) = before {
         take_over(&mut run, before, new_run, &thread);
     }
-    // A compaction is no part of a background task, and its end is not that of the task.
-    if run.request.compaction.is_none() {
-        inherit_task_lineage(tx, &thread, &mut run).await?;
-    }
+    join_task(&mut run, task, &resolved.known);
     // The run at work is locked before interrupts, in the order of its commits.
     let displaced = displace(tx, new_run.request.multitask, thread.id).await?;
     let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight, resumption.open).await;
@@ -344,17 +344,6 @@ async fn displace(tx: &mut Tx<'_>, strategy: Multitask, thread: ThreadId) -> DbR
     };
     db::runs::request_cancel(tx, old, action.word()).await?;
     Ok(Some((old, action)))
-}
-
-/// Sets the lineage of a run on the thread of a background task to that of the task.
-async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -> DbResult<()> {
-    if run.request.background.is_none() && thread.metadata.contains_key("parent_thread_id") {
-        run.request.background = db::background::find(tx, thread.id).await?.map(|record| record.ancestry);
-    }
-    if let Some(above) = &run.request.background {
-        run.lineage.visibility = above.visibility;
-    }
-    Ok(())
 }
 
 /// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered. If the thread is to

@@ -15,7 +15,7 @@ use crate::domain::access::Ownership;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
-use crate::runtime::admission::{Checked, check, settings, with_choices};
+use crate::runtime::admission::{Checked, check, settings, task_lineage, with_choices};
 use crate::runtime::error::{BatchError, StartError};
 use crate::runtime::new_run::{AssistantRef, NewRun, is_context_large, is_large};
 use crate::runtime::registry::Registry;
@@ -105,8 +105,9 @@ async fn resolve_agent(
     };
     let thread =
         thread.unwrap_or_else(|| Thread::new(ThreadId::mint(), Ownership::of(&new_run.caller), Map::new(), now));
-    let settings = settings(new_run, &resolved, &thread);
+    let task = task_lineage(tx, new_run, &thread).await?;
+    let settings = settings(new_run, &resolved, &thread, task.is_some());
     // A choice that is not allowed is refused when the run is admitted.
-    let known = with_choices(new_run, &resolved.known, Some(&thread), &settings.context);
+    let known = with_choices(&resolved.known, task.is_some(), &settings.context);
     Ok(Some((known.unwrap_or(resolved.known), settings.context)))
 }

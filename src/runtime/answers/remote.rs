@@ -24,7 +24,7 @@ use crate::peer::{PeerError, RemoteRunRequest, StartFailed, asker, resume, to_qu
 use crate::runtime::audit::{record_remote_answer, store_pending};
 use crate::runtime::background::remote::unavailable;
 use crate::runtime::error::ResolveError;
-use crate::runtime::new_run::STREAM_MODES;
+use crate::runtime::new_run::{ANSWERS, STREAM_MODES};
 
 /// The longest time for which an answer is sent to another server, while a client waits for it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -82,12 +82,18 @@ impl Interrupts {
             .rfind(|asked| asked.interrupt.id == *interrupt)
             .ok_or(ResolveError::NoInterrupt)?;
         self.check_answer(caller, task, found)?;
+        let given = answer;
+        let question = &found.interrupt.question;
+        let answer = question.normalised(given.clone());
         match (found.status, found.resumed_by) {
             (InterruptState::Pending, _) => {}
-            (_, Some(by)) if found.resolution.as_ref() == Some(&answer) => return Ok(by),
+            // A server of an earlier release has stored an answer as it was given.
+            (_, Some(by)) if [Some(&answer), Some(&given)].contains(&found.resolution.as_ref()) => return Ok(by),
             (status, _) => return Err(ResolveError::Stale(status.word())),
         }
-        found.interrupt.question.check(&answer)?;
+        let field = format!("{ANSWERS}.{}", interrupt.0);
+        let checked = question.check(&answer);
+        checked.map_err(|refusal| question.refusal_in(&field, &given, refusal))?;
         let (place, agent) = self
             .tasks
             .remote_thread_of_task(&record)
@@ -136,7 +142,7 @@ impl Interrupts {
             .map_err(|StartFailed { error, .. }| match &error {
                 PeerError::Refused { status: 409, .. } => ResolveError::Busy,
                 PeerError::Refused { message, .. } if error.is_refusal() => {
-                    Invalid::new("resume", message.clone()).into()
+                    Invalid::new(field.clone(), message.clone()).into()
                 }
                 PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
             })?;

@@ -13,6 +13,10 @@ use crate::domain::identity::Identity;
 use crate::domain::interrupt::is_id;
 use crate::domain::run::{Resume, Run};
 use crate::runtime::error::StartError;
+use crate::runtime::new_run::ANSWERS;
+
+/// The reason for which an answer by the id of no open interrupt is refused.
+pub(in crate::runtime) const NOT_OPEN: &str = "is not the id of a question that waits for an answer";
 
 /// The answer of a resolution, by the interrupts that it answers.
 #[derive(Default)]
@@ -66,13 +70,14 @@ pub(super) async fn match_answer(
     }
     check_in_time(tx, thread, &open, answer).await?;
     let answers = assign(&open, answer)?;
-    check_answers(caller, answers.iter().map(|(record, _)| *record))?;
+    check_answers(caller, answers.iter().map(|given| given.record))?;
     let mut checked = Resume::default();
-    for (record, answer) in answers {
+    for given in answers {
+        let record = given.record;
         let question = &record.interrupt.question;
-        let answer = question.normalised(answer);
-        question.check(&answer)?;
-        remember::check(record, &answer)?;
+        let answer = question.normalised(given.answer.clone());
+        let result = question.check(&answer).and_then(|()| remember::check(record, &answer));
+        result.map_err(|refusal| given.refused(refusal))?;
         checked.insert(record.interrupt.id.clone(), answer);
     }
     Ok(MatchedAnswer {
@@ -119,8 +124,64 @@ async fn check_in_time(
     Ok(())
 }
 
+/// An answer to an open interrupt.
+struct GivenAnswer<'a> {
+    record: &'a InterruptRecord,
+    answer: Value,
+    /// The field of the request in which it was given.
+    field: String,
+    /// The position of its first decision, if the field has a list of decisions in place of the answer.
+    first: Option<usize>,
+}
+
+impl<'a> GivenAnswer<'a> {
+    /// The answer that is in this field as it is.
+    fn whole(record: &'a InterruptRecord, answer: Value, field: String) -> Self {
+        Self {
+            record,
+            answer,
+            field,
+            first: None,
+        }
+    }
+
+    /// The answer of decisions that are in the list in this field, from a position on.
+    fn listed(record: &'a InterruptRecord, decisions: &[Value], field: String, first: usize) -> Self {
+        Self {
+            record,
+            answer: json!({"decisions": decisions}),
+            field,
+            first: Some(first),
+        }
+    }
+
+    /// Returns a refusal of the answer with the field as it was given.
+    fn refused(&self, refusal: Invalid) -> Invalid {
+        let question = &self.record.interrupt.question;
+        let Some(first) = self.first else {
+            return question.refusal_in(&self.field, &self.answer, refusal);
+        };
+        let refusal = question.refusal_in("", &self.answer, refusal);
+        let place = refusal.field.strip_prefix(".decisions").unwrap_or_default();
+        let field = format!("{}{}", self.field, place_in_list(place, first));
+        Invalid::new(field, refusal.reason)
+    }
+}
+
+/// Returns the place in a list (`[3].type`) for a place among those of its decisions that begin at `first` (`[1].type`, or
+/// `.1.type`); an empty one for all of them.
+fn place_in_list(place: &str, first: usize) -> String {
+    let place = place.trim_start_matches(['[', '.']);
+    let end = place.find(|c: char| !c.is_ascii_digit()).unwrap_or(place.len());
+    let (at, rest) = place.split_at(end);
+    match at.parse::<usize>() {
+        Ok(at) => format!("[{}]{}", first + at, rest.trim_start_matches(']')),
+        Err(_) => String::new(),
+    }
+}
+
 /// Assigns the answers to the open interrupts.
-fn assign<'a>(open: &'a [InterruptRecord], answer: &Value) -> Result<Vec<(&'a InterruptRecord, Value)>, StartError> {
+fn assign<'a>(open: &'a [InterruptRecord], answer: &Value) -> Result<Vec<GivenAnswer<'a>>, StartError> {
     let ids = || {
         open.iter()
             .map(|record| record.interrupt.id.clone())
@@ -128,14 +189,10 @@ fn assign<'a>(open: &'a [InterruptRecord], answer: &Value) -> Result<Vec<(&'a In
     };
     if let Some(by_id) = answers_by_id(answer) {
         let find = |(id, answer): (&String, &Value)| {
+            let field = format!("{ANSWERS}.{id}");
             let record = open.iter().find(|record| record.interrupt.id.0 == *id);
-            let record = record.ok_or_else(|| {
-                Invalid::new(
-                    format!("command.resume.{id}"),
-                    "is not the id of a question that waits for an answer",
-                )
-            })?;
-            Ok((record, answer.clone()))
+            let record = record.ok_or_else(|| Invalid::new(field.clone(), NOT_OPEN))?;
+            Ok(GivenAnswer::whole(record, answer.clone(), field))
         };
         return by_id.iter().map(find).collect();
     }
@@ -144,38 +201,39 @@ fn assign<'a>(open: &'a [InterruptRecord], answer: &Value) -> Result<Vec<(&'a In
         (open, Value::Array(list)) if open.iter().all(|record| record.interrupt.question.wants_decisions()) => {
             in_order(open, list)
         }
-        ([only], _) => Ok(vec![(only, answer.clone())]),
+        ([only], _) => Ok(vec![GivenAnswer::whole(only, answer.clone(), ANSWERS.to_owned())]),
         _ => Err(StartError::AmbiguousAnswer(ids())),
     }
 }
 
 /// Assigns a list: one answer for each interrupt, or one decision for each tool call in question.
-fn in_order<'a>(open: &'a [InterruptRecord], list: &[Value]) -> Result<Vec<(&'a InterruptRecord, Value)>, StartError> {
+fn in_order<'a>(open: &'a [InterruptRecord], list: &[Value]) -> Result<Vec<GivenAnswer<'a>>, StartError> {
     let are_decisions = list.iter().all(|one| one.get("type").is_some());
     let calls: usize = open.iter().map(|record| record.interrupt.question.calls.len()).sum();
     if are_decisions && list.len() == calls {
-        let mut rest = list;
+        let mut first = 0;
         let mut take = |record: &'a InterruptRecord| {
-            let (own, after) = rest.split_at(record.interrupt.question.calls.len());
-            rest = after;
-            (record, json!({"decisions": own}))
+            let end = first + record.interrupt.question.calls.len();
+            let own = GivenAnswer::listed(record, &list[first..end], ANSWERS.to_owned(), first);
+            first = end;
+            own
         };
         return Ok(open.iter().map(&mut take).collect());
     }
     if !are_decisions && list.len() == open.len() {
-        let answer = |one: &Value| {
-            if one.is_array() {
-                json!({"decisions": one})
-            } else {
-                one.clone()
+        let answer = |(at, (record, one)): (usize, (&'a InterruptRecord, &Value))| {
+            let field = format!("{ANSWERS}[{at}]");
+            match one.as_array() {
+                Some(decisions) => GivenAnswer::listed(record, decisions, field, 0),
+                None => GivenAnswer::whole(record, one.clone(), field),
             }
         };
-        return Ok(open.iter().zip(list.iter().map(answer)).collect());
+        return Ok(open.iter().zip(list).enumerate().map(answer).collect());
     }
     let wanted = format!(
         "must be a list of {calls} decisions, one for each call, or of {} answers, one for each question; it has {} entries",
         open.len(),
         list.len()
     );
-    Err(Invalid::new("command.resume", wanted).into())
+    Err(Invalid::new(ANSWERS, wanted).into())
 }

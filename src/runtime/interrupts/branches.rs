@@ -44,7 +44,7 @@ pub(super) struct OpenAt {
 
 impl LaterOpen {
     /// Begins to look for the open interrupts of a thread. The transaction must change nothing of the thread before they are
-    /// read. On SQLite they are read together with other rows.
+    /// read. They are read together with other rows.
     pub(in crate::runtime) async fn begin(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Self> {
         let status = Some(InterruptState::Pending);
         Ok(Self {

@@ -14,6 +14,7 @@ use crate::domain::machine::Failure;
 use crate::domain::remembered::{DecisionToRemember, MAX_REMEMBERED, RememberedDecision, to_remember};
 use crate::domain::run::Run;
 use crate::runtime::error::StartError;
+use crate::runtime::new_run::ANSWERS;
 use crate::runtime::resource_ref::ResourceRef;
 use crate::tool::remembered::RememberedDecisions;
 
@@ -44,7 +45,7 @@ pub(super) async fn remember(
     let known = db::remembered::of_thread(tx, run.thread).await?;
     if known.len() + given.len() > MAX_REMEMBERED {
         let reason = format!("`thread` is refused: {MAX_REMEMBERED} decisions are remembered already; revoke some");
-        return Err(Invalid::new("resume.scope", reason).into());
+        return Err(Invalid::new(ANSWERS, reason).into());
     }
     for decision in given {
         let decision = of_answer(decision, run, record, caller);

@@ -44,7 +44,7 @@ pub(super) async fn admit(
     }
     match prepare(run_context, new_run, now) {
         Ok(prepared) => {
-            store(tx, run_context, &prepared).await?;
+            store_all(tx, run_context, &[&prepared]).await?;
             Ok(AdmittedChild::Admitted(Box::new(prepared.run)))
         }
         Err(refusal) => Ok(AdmittedChild::Refused(refusal)),
@@ -115,20 +115,22 @@ pub(super) fn prepare(
     Ok(PreparedChild { run, url })
 }
 
-/// Stores a child run that does not exist yet.
+/// Stores child runs that do not exist yet.
 ///
 /// # Errors
-/// [`DbError::Conflict`](db::DbError::Conflict) if it exists, by the end of the transaction.
-pub(super) async fn store(tx: &mut Tx<'_>, run_context: &RunContext, prepared: &PreparedChild) -> DbResult<()> {
-    let PreparedChild { run, url } = prepared;
+/// [`DbError::Conflict`](db::DbError::Conflict) if one of them exists, by the end of the transaction.
+pub(super) async fn store_all(tx: &mut Tx<'_>, run_context: &RunContext, all: &[&PreparedChild]) -> DbResult<()> {
     let root = run_context.run.id;
-    db::runs::insert(tx, run, None).await?;
-    if run.lineage.root != root {
-        db::runs::mark_begun_by(tx, run.id, root).await?;
-    }
-    insert_remote_run(tx, run, url.as_deref()).await?;
-    if url.is_some() {
-        run_context.core.jobs.has_tasks();
+    let runs: Vec<&Run> = all.iter().map(|prepared| &prepared.run).collect();
+    db::runs::insert_children(tx, &runs).await?;
+    for PreparedChild { run, url } in all {
+        if run.lineage.root != root {
+            db::runs::mark_begun_by(tx, run.id, root).await?;
+        }
+        insert_remote_run(tx, run, url.as_deref()).await?;
+        if url.is_some() {
+            run_context.core.jobs.has_tasks();
+        }
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::batch::{CommitBatch, NewChild, RunEnd};
-use super::child;
+use super::child::{self, PreparedChild};
 use crate::db::checkpoints::NewCheckpoint;
 use crate::db::events::NewEvent;
 use crate::db::runs::{ChildRowUpdate, EndOfRun, RunRowUpdate};
@@ -108,13 +108,8 @@ pub(super) async fn write_rows(
     lane: Lane,
     batch: &CommitBatch,
 ) -> DbResult<()> {
-    for NewChild { prepared, first } in &batch.children {
-        child::store(tx, run_context, prepared).await?;
-        // The row says already that the child run has begun, and its first writes are nothing but entries of the log.
-        if let Some(first) = first {
-            write_log(tx, &run_context.run, Lane::Child(prepared.run.id), first).await?;
-        }
-    }
+    let children: Vec<&PreparedChild> = batch.children.iter().map(|child| &*child.prepared).collect();
+    child::store_all(tx, run_context, &children).await?;
     let thread = run_context.run.thread;
     let root = run_context.run.id;
     let run = run_of(lane, root);
@@ -157,17 +152,37 @@ pub(super) async fn write_rows(
     Ok(())
 }
 
-/// Stores the steps of a batch as checkpoints of the history `lane`, and its other events.
+/// Stores the steps of a batch as checkpoints of the history `lane`, and its other events, with those of its new child runs.
 async fn write_log(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBatch) -> DbResult<()> {
-    let facts = batch.facts.iter().map(|placed| NewEvent {
+    let mut steps = vec![];
+    let mut facts = vec![];
+    // The row of a child run says already that it has begun, and its first writes are nothing but entries of the log.
+    for NewChild { prepared, first } in &batch.children {
+        if let Some(first) = first {
+            add_entries(&mut steps, &mut facts, root, Lane::Child(prepared.run.id), first);
+        }
+    }
+    add_entries(&mut steps, &mut facts, root, lane, batch);
+    db::events::insert_with_steps(tx, &steps, &facts).await
+}
+
+/// Adds the steps of a batch of the history `lane`, and its other events, to those that are stored together.
+fn add_entries<'a>(
+    steps: &mut Vec<NewCheckpoint<'a>>,
+    facts: &mut Vec<NewEvent<'a>>,
+    root: &Run,
+    lane: Lane,
+    batch: &'a CommitBatch,
+) {
+    facts.extend(batch.facts.iter().map(|placed| NewEvent {
         thread: root.thread,
         seq: placed.seq,
         run: root.id,
         lane: placed.lane,
         fact: &placed.fact,
         at: batch.at,
-    });
-    let placed = batch.entries.iter().map(|laid| NewCheckpoint {
+    }));
+    steps.extend(batch.entries.iter().map(|laid| NewCheckpoint {
         thread: root.thread,
         lane,
         seq: laid.seq,
@@ -176,8 +191,7 @@ async fn write_log(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBatch)
         entry: &laid.entry,
         position: &laid.position,
         at: batch.at,
-    });
-    db::events::insert_with_steps(tx, &placed.collect::<Vec<_>>(), &facts.collect::<Vec<_>>()).await
+    }));
 }
 
 /// Stores the end of a run of the main agent. Unless the run succeeded, the runs below it are stopped.

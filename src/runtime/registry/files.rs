@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::agent::assemble::AgentFactory;
-use crate::definition::check::ValidationContext;
-use crate::definition::mcp::{McpOwner, OwnedServers, ServerDefinition};
-use crate::definition::{AgentDefinition, GENERAL_PURPOSE, StoredDiagnostic};
+use crate::definition::servers::{McpOwner, OwnedServers, ServerDefinition};
+use crate::definition::{AgentDefinition, GENERAL_PURPOSE, StoredDiagnostic, ValidationContext};
 use crate::metrics::ConfiguredNames;
 
 /// The sources of agents.

@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError};
 use super::{AgentRecord, Current, FileAgent, FileAgents, Records, Registry};
 use crate::agent::assemble::{Agents, RegisteredAgent};
 use crate::db::definitions::ClientAgent;
-use crate::definition::check::{ValidationContext, check_agent};
-use crate::definition::{DefinitionVersion, Diagnostic, FieldPath, Severity, StoredDiagnostic};
+use crate::definition::check::check_agent;
+use crate::definition::{DefinitionVersion, Diagnostic, FieldPath, Severity, StoredDiagnostic, ValidationContext};
 use crate::domain::tenant_agents::AgentOwners;
 
 /// The sources of the current set.
@@ -114,6 +114,7 @@ impl Registry {
             .filter_map(|subagent| subagent.graph_id.clone());
         let validation_context = ValidationContext {
             agents: referenced.collect(),
+            is_stored: true,
             ..self.validation_context()
         };
         let tenant = sources.clients.get(graph_id).map(|own| &own.tenant);

@@ -84,7 +84,7 @@ pub(in crate::runtime) struct NewestWork {
 }
 
 impl PinnedLookup {
-    /// Begins to look for the work that a request continues. On SQLite it is read together with other rows.
+    /// Begins to look for the work that a request continues. It is read together with other rows.
     pub(in crate::runtime) async fn begin(tx: &mut Tx<'_>, new_run: &NewRun) -> DbResult<Self> {
         let goes_on = new_run.resume.is_some() || new_run.request.input.is_none();
         let thread = new_run.target.thread().filter(|_| goes_on);
@@ -149,7 +149,7 @@ impl Registry {
         self.look_up(tx, wanted).await?.resolve(tx).await
     }
 
-    /// Begins to look for the assistant that a request names. On SQLite it is read together with other rows.
+    /// Begins to look for the assistant that a request names. It is read together with other rows.
     ///
     /// # Errors
     /// As [`Registry::resolve`].

@@ -19,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::remote::server::{ServiceLimits, ServiceTool, ToolService};
 use super::{Tool, ToolSource};
-use crate::definition::mcp::{self, McpOwner, McpReference, McpServerDefinition, OwnedServers, ServerDefinition};
+use crate::definition::mcp::{self, McpReference, McpServerDefinition};
+use crate::definition::servers::{McpOwner, OwnedServers, ServerDefinition};
 use crate::domain::Invalid;
 use crate::domain::identity::Tenant;
 use crate::domain::machine::Failure;

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{RemoteTool, base_url, headers};
 use crate::definition::mcp::{McpFilter, model_name};
+use crate::definition::words::timeout_problem;
 use crate::definition::{AfterCrash, Headers, OnError, ToolDefinition, ToolServerDefinition};
 use crate::domain::Invalid;
 use crate::domain::backoff::Backoff;
@@ -324,8 +325,8 @@ impl ToolService {
             AfterCrash::default()
         };
         let timeout_s = own.timeout_s.or(listed.timeout_s).unwrap_or(DEFAULT_TIMEOUT_S);
-        if !(timeout_s > 0.0 && timeout_s <= MAX_TIMEOUT_S) {
-            return Err(format!("its `timeout_s` must be above 0 and at most {MAX_TIMEOUT_S}"));
+        if let Some(problem) = timeout_problem(timeout_s, MAX_TIMEOUT_S) {
+            return Err(format!("its `timeout_s` {problem}"));
         }
         let description = if listed.description.trim().is_empty() {
             &listed.name

@@ -36,6 +36,8 @@ graph_id = "narrow"
 [agents.narrow]
 model = "scripted:lab"
 system_prompt = "You are narrow, {user_name}."
+tools = ["send_email"]
+interrupt_on = { send_email = true }
 
 [agents.narrow.configurable]
 models = ["scripted:third"]
@@ -51,6 +53,9 @@ on_both_engines! {
     a_resumed_run_keeps_its_choices_in_another_process,
     a_subagent_has_what_it_inherits_of_the_choice,
     an_agent_in_the_background_has_its_own_defaults,
+    a_compaction_of_a_background_task_chooses_nothing,
+    the_copy_of_a_background_task_goes_on_without_the_choices_of_its_parent,
+    metadata_of_a_client_do_not_make_a_thread_that_of_a_task,
 }
 
 /// Sends a script with these fields of the request, and returns the last answer.
@@ -218,10 +223,9 @@ async fn a_subagent_has_what_it_inherits_of_the_choice(server: TestServer) {
     assert!(said.contains("You help the helper of Ann."), "{said}");
 }
 
-async fn an_agent_in_the_background_has_its_own_defaults(server: TestServer) {
-    server.is_configured_with(CHOOSY).await;
-    let alice = server.human("choosy").await;
-    let inner = script().turn(json!({"echo_system": true}));
+/// Starts the agent `narrow` in the background with a script, from a run that chooses for itself, and returns the user on the
+/// thread of the task when its run has ended.
+async fn narrow_in_the_background(alice: &Human, inner: impl ToString) -> Human {
     let begin = call(
         "a1",
         "start_async_task",
@@ -236,6 +240,53 @@ async fn an_agent_in_the_background_has_its_own_defaults(server: TestServer) {
     let run = &narrow.runs().await[0];
     let run = narrow.run(run);
     run.finishes().await;
+    narrow
+}
+
+async fn an_agent_in_the_background_has_its_own_defaults(server: TestServer) {
+    server.is_configured_with(CHOOSY).await;
+    let alice = server.human("choosy").await;
+    let narrow = narrow_in_the_background(&alice, script().turn(json!({"echo_system": true}))).await;
     let said = narrow.transcript().await.pop().expect("an answer");
     assert!(said.contains("You are narrow, whoever."), "{said}");
+}
+
+async fn a_compaction_of_a_background_task_chooses_nothing(server: TestServer) {
+    server.is_configured_with(CHOOSY).await;
+    let alice = server.human("choosy").await;
+    let narrow = narrow_in_the_background(&alice, script().says("done")).await;
+    let done = narrow.client().post(&narrow.path("/compact"), json!({})).await.ok();
+    let runs = narrow.runs().await;
+    let compaction = runs.iter().find(|run| run["run_id"] == done["run_id"]);
+    let compaction = compaction.expect("the run of the compaction");
+    assert_eq!(compaction["kwargs"]["context"], json!({}));
+}
+
+async fn the_copy_of_a_background_task_goes_on_without_the_choices_of_its_parent(server: TestServer) {
+    server.is_configured_with(CHOOSY).await;
+    let alice = server.human("choosy").await;
+    let asks = script().calls(mail("m1", "bob")).turn(json!({"echo_system": true}));
+    let narrow = narrow_in_the_background(&alice, asks).await;
+    let copy = narrow.client().post(&narrow.path("/copy"), json!({})).await.ok();
+    let copy = copy["thread_id"].as_str().expect("an id");
+    let copy = Human::at(narrow.client().clone(), "narrow", copy);
+    copy.approves(&copy.question().await).await.finishes().await;
+    let said = copy.transcript().await.pop().expect("an answer");
+    assert!(said.contains("You are narrow, whoever."), "{said}");
+    assert_eq!(copy.runs().await[0]["kwargs"]["context"], json!({}));
+}
+
+async fn metadata_of_a_client_do_not_make_a_thread_that_of_a_task(server: TestServer) {
+    server.is_configured_with(CHOOSY).await;
+    let alice = server.human("choosy").await;
+    let client = alice.client();
+    let metadata = json!({"metadata": {"parent_thread_id": uuid::Uuid::new_v4()}});
+    client.patch(&alice.path(""), metadata).await.ok();
+    let forbidden = json!({"model": "scripted:expensive"});
+    let body = alice.run_body("hello", json!({"context": forbidden, "schedule": "0 3 * * *"}));
+    let refused = client.post(&alice.path("/runs/crons"), body).await.refused(422);
+    assert!(refused.starts_with("context.model: "), "{refused}");
+    let body = alice.run_body("hello", json!({"context": forbidden}));
+    let refused = client.post(&alice.path("/runs"), body).await.refused(422);
+    assert!(refused.starts_with("context.model: "), "{refused}");
 }

@@ -15,6 +15,7 @@ on_both_engines! {
     a_human_may_respond_instead_of_the_tool,
     several_calls_are_one_interrupt_with_a_decision_each,
     an_invalid_answer_is_refused_and_the_interrupt_stays,
+    a_refusal_of_an_answer_names_the_field_that_was_sent,
     a_repeated_call_needs_a_new_approval,
     a_new_message_cancels_the_interrupt,
     an_agent_may_require_an_answer,
@@ -230,6 +231,30 @@ async fn an_invalid_answer_is_refused_and_the_interrupt_stays(server: TestServer
     assert_eq!(alice.runs().await.len(), 1);
     alice.approves(&alice.question().await).await.finishes().await;
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+}
+
+async fn a_refusal_of_an_answer_names_the_field_that_was_sent(server: TestServer) {
+    let alice = server.human("agent").await;
+    let calls = [mail("m1", "bob"), mail("m2", "eve")];
+    alice.says(script().calls_all(calls).says("sent")).await;
+    let id = alice.question().await.id().to_owned();
+    let decisions = json!([{"type": "approve"}, {"type": "shrug"}]);
+    for (answer, field) in [
+        (
+            json!({"decisions": decisions}),
+            "command.resume.decisions[1].type".to_owned(),
+        ),
+        (
+            json!({&id: {"decisions": decisions}}),
+            format!("command.resume.{id}.decisions[1].type"),
+        ),
+        (decisions.clone(), "command.resume[1].type".to_owned()),
+        (json!([decisions]), "command.resume[0][1].type".to_owned()),
+        (json!("yes"), "command.resume".to_owned()),
+    ] {
+        let refused = alice.tries_to_resume(answer.clone()).await.refused(422);
+        assert!(refused.starts_with(&format!("{field}: ")), "{answer}: {refused}");
+    }
 }
 
 async fn a_repeated_call_needs_a_new_approval(server: TestServer) {

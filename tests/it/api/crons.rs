@@ -83,6 +83,7 @@ on_both_engines! {
     a_stateless_cron_creates_a_thread_for_each_run,
     no_run_starts_after_the_end_time,
     a_disabled_cron_starts_no_run_later,
+    a_cron_whose_runs_are_refused_by_now_can_be_disabled,
     a_busy_thread_follows_the_multitask_strategy,
     the_crons_of_a_thread_are_deleted_with_it,
     the_crons_of_an_assistant_are_deleted_with_it,
@@ -239,6 +240,30 @@ async fn a_disabled_cron_starts_no_run_later(server: TestServer) {
     clock.advance(60 * MINUTE);
     has_run(&bob, 3).await;
     has_run(&alice, 1).await;
+}
+
+async fn a_cron_whose_runs_are_refused_by_now_can_be_disabled(server: TestServer) {
+    let choosy = "[agents.choosy]\nmodel = \"scripted:lab\"\nconfigurable = { models = [\"scripted:dear\"] }\n";
+    server.is_configured_with(choosy).await;
+    let client = server.client();
+    let alice = server.human("choosy").await;
+    let chosen = json!({"assistant_id": "choosy", "context": {"model": "scripted:dear"}});
+    let body = cron_body("0 0 1 1 *", chosen);
+    let cron = client.post(&alice.path("/runs/crons"), body).await.ok();
+    let path = format!("/runs/crons/{}", id(&cron));
+    server.is_reconfigured("scripted:dear", "scripted:cheap").await;
+    let is_refused = async |patch: Value| {
+        let refused = client.patch(&path, patch).await.refused(422);
+        assert!(refused.starts_with("context.model: "), "{refused}");
+    };
+    is_refused(json!({"schedule": "@daily"})).await;
+    is_refused(json!({"enabled": false, "context": {"model": "scripted:other"}})).await;
+    let stopped = client.patch(&path, json!({"enabled": false})).await.ok();
+    assert_eq!(stopped["enabled"], false);
+    assert_eq!(stopped["payload"]["context"], cron["payload"]["context"]);
+    is_refused(json!({"enabled": true})).await;
+    let allowed = json!({"enabled": true, "context": {"model": "scripted:cheap"}});
+    assert_eq!(client.patch(&path, allowed).await.ok()["enabled"], true);
 }
 
 async fn a_busy_thread_follows_the_multitask_strategy(server: TestServer) {

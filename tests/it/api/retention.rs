@@ -26,6 +26,7 @@ on_both_engines! {
     an_interrupted_thread_continues_without_its_history,
     a_busy_thread_keeps_its_history,
     a_thread_can_be_created_with_a_history,
+    a_history_has_only_values_that_an_update_may_have,
     a_history_that_is_copied_step_by_step_writes_its_input_once,
     a_reader_of_a_pruned_log_is_refused,
 }
@@ -262,6 +263,23 @@ async fn a_thread_can_be_created_with_a_history(server: TestServer) {
             .refused(422)
             .starts_with("supersteps[0].updates[0].values.")
     );
+}
+
+async fn a_history_has_only_values_that_an_update_may_have(server: TestServer) {
+    let keeper = "[agents.keeper]\nmodel = \"scripted:lab\"\n[agents.keeper.state.notes]\nmerge = \"append\"\n";
+    server.is_configured_with(keeper).await;
+    let client = server.client();
+    let body = |notes: Value| {
+        let update = json!({"values": {"notes": notes}, "as_node": "__input__"});
+        json!({"metadata": {"graph_id": "keeper"}, "supersteps": [{"updates": [update]}]})
+    };
+    let refused = client.post("/threads", body(json!("no list"))).await.refused(422);
+    assert!(
+        refused.starts_with("supersteps[0].updates[0].values.notes: "),
+        "{refused}"
+    );
+    let thread = client.post("/threads", body(json!(["a"]))).await.ok();
+    assert_eq!(thread["values"]["notes"], json!(["a"]));
 }
 
 async fn a_history_that_is_copied_step_by_step_writes_its_input_once(server: TestServer) {

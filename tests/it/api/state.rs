@@ -56,6 +56,7 @@ on_both_engines! {
     only_the_selected_fields_of_a_state_are_returned,
     an_update_may_set_every_public_field,
     an_unknown_checkpoint_is_refused,
+    a_checkpoint_that_is_no_text_does_not_count_as_the_newest,
     the_history_of_a_thread_is_that_of_its_main_agent,
     the_last_turns_of_a_long_thread_cost_no_more_than_the_first,
 }
@@ -683,6 +684,27 @@ async fn an_unknown_checkpoint_is_refused(server: TestServer) {
     assert_eq!(client.post(&alice.path("/runs"), unknown).await.status, 404);
     let nonsense = alice.run_body("two", json!({"checkpoint_id": "yesterday"}));
     assert_eq!(client.post(&alice.path("/runs"), nonsense).await.status, 422);
+    let cron = json!({"checkpoint_id": Uuid::now_v7(), "schedule": "0 0 1 1 *"});
+    let cron = alice.run_body("two", cron);
+    assert_eq!(client.post(&alice.path("/runs/crons"), cron).await.status, 404);
+    assert_eq!(client.post("/runs/crons/count", json!({})).await.ok(), 0);
+    assert_eq!(alice.transcript().await.len(), 2);
+}
+
+async fn a_checkpoint_that_is_no_text_does_not_count_as_the_newest(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let checkpoint = json!({"checkpoint_id": 5});
+    for (path, body) in [
+        ("/runs", alice.run_body("two", json!({"checkpoint": checkpoint}))),
+        ("/state", json!({"values": {}, "checkpoint": checkpoint})),
+        ("/state/checkpoint", json!({"checkpoint": checkpoint})),
+        ("/history", json!({"checkpoint": checkpoint})),
+    ] {
+        let refused = client.post(&alice.path(path), body).await.refused(422);
+        assert!(refused.starts_with("checkpoint.checkpoint_id: "), "{path}: {refused}");
+    }
     assert_eq!(alice.transcript().await.len(), 2);
 }
 

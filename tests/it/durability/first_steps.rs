@@ -25,6 +25,7 @@ on_both_engines! {
 on_postgres! {
     a_run_and_its_input_are_one_transaction_on_postgres,
     the_subagents_of_one_answer_begin_in_one_transaction_on_postgres,
+    the_end_of_a_run_is_followed_by_no_look_at_an_empty_queue,
 }
 
 async fn the_state_of_a_thread_has_the_input_of_a_run_that_was_accepted(server: TestServer) {
@@ -156,7 +157,7 @@ async fn an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log(s
     let run = alice.run(&post().await.ok());
     run.finishes().await;
     assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
-    // On SQLite the row of the input is that of the start before it, too.
+    // The row of the input is that of the start before it, too.
     let first = "select min(seq) from (select seq from events union all \
         select seq - case source when 'begin' then 1 else 0 end from checkpoints) entries";
     assert_eq!(server.number_in_database(first).await, 1);
@@ -213,7 +214,7 @@ async fn a_run_and_its_input_are_one_transaction_on_postgres(server: TestServer)
     }
     // Postgres marks each row with the transaction that has written it. That of a key is not changed later.
     let together = "select count(distinct input.xmin::text) from checkpoints input join idempotency_keys k \
-        on k.xmin = input.xmin where input.source = 'input'";
+        on k.xmin = input.xmin where input.source in ('input', 'begin')";
     assert_eq!(server.number_in_database(together).await, 3);
 }
 
@@ -326,7 +327,8 @@ async fn the_subagents_of_one_answer_take_one_exchange_with_the_connection_of_sq
         let admission = || {
             let text = server.log().text();
             let mut lines = text.lines();
-            let line = lines.find(|line| line.matches("insert into runs").count() == 2);
+            // Of the transactions that store runs, that of subagents changes the run of the main agent.
+            let line = lines.find(|line| line.contains("insert into runs") && line.contains("update runs"));
             line.map(str::to_owned)
         };
         eventually(async || admission().is_some()).await;
@@ -334,6 +336,11 @@ async fn the_subagents_of_one_answer_take_one_exchange_with_the_connection_of_sq
         assert!(
             line.contains("insert into checkpoints"),
             "the answer, and what they begin with: {line}"
+        );
+        assert_eq!(
+            line.matches("insert into runs").count(),
+            1,
+            "both by one statement: {line}"
         );
     })
     .await;
@@ -372,11 +379,28 @@ async fn the_subagents_of_one_answer_begin_in_one_transaction_on_postgres(server
     let alice = server.human("agent").await;
     let calls = ["t1", "t2", "t3"].map(|id| task(id, "researcher", id));
     alice.says(script().calls_all(calls).says("done")).await;
-    let inputs = "from checkpoints where source = 'input' and lane <> '00000000-0000-0000-0000-000000000000'";
+    let inputs =
+        "from checkpoints where source in ('input', 'begin') and lane <> '00000000-0000-0000-0000-000000000000'";
     assert_eq!(server.number_in_database(&format!("select count(*) {inputs}")).await, 3);
     // Postgres marks each row with the transaction that has written it.
     let together = format!("select count(distinct xmin::text) {inputs}");
     assert_eq!(server.number_in_database(&together).await, 1);
+}
+
+async fn the_end_of_a_run_is_followed_by_no_look_at_an_empty_queue(server: TestServer) {
+    const RUNS: usize = 20;
+    server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+    let alice = server.human("plain").await;
+    alice.says("hello").await;
+    server.log().clear();
+    for _ in 0..RUNS {
+        alice.says("hello again").await;
+    }
+    let log = server.log().text();
+    assert!(log.contains("insert into runs"), "the statements are in the log");
+    // Some looks come with the time that passes.
+    let looks = log.matches("with recursive waiting(queue)").count();
+    assert!(looks < RUNS / 2, "{looks} looks");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -323,12 +323,17 @@ fn what_the_core_of_the_runtime_has_does_not_import_it() {
     assert_eq!(wrong, [""; 0]);
 }
 
-/// Returns the items that a text imports from the face of the runtime. `is_below` is true for a module directly below it.
-fn imports_of_face(text: &str, is_below: bool) -> Vec<String> {
+/// Rooms whose modules import each other by their names, and not through the face of the room.
+const IMPORTED_BY_NAME: [&str; 2] = ["definition", "runtime"];
+
+/// Returns the items that a text imports from the face of a room with these modules. `is_below` is true for a module
+/// directly below it.
+fn imports_of_face(text: &str, room: &str, modules: &BTreeSet<&str>, is_below: bool) -> Vec<String> {
+    let path = format!("crate::{room}::");
     let mut found = vec![];
     for statement in text.split("\nuse ").skip(1) {
         let below = statement.strip_prefix("super::").filter(|_| is_below);
-        let Some(named) = statement.strip_prefix("crate::runtime::").or(below) else {
+        let Some(named) = statement.strip_prefix(path.as_str()).or(below) else {
             continue;
         };
         let named = named.split(';').next().unwrap_or_default();
@@ -337,31 +342,41 @@ fn imports_of_face(text: &str, is_below: bool) -> Vec<String> {
             None => vec![named.to_owned()],
         };
         let names = all.iter().map(|entry| entry.trim().trim_end_matches('}'));
-        let items = names.filter(|name| name.starts_with(|c: char| c.is_ascii_uppercase()));
+        let is_module = |name: &str| modules.contains(name.split([':', ' ']).next().unwrap_or_default());
+        let items = names.filter(|name| !name.is_empty() && !is_module(name));
         found.extend(items.map(str::to_owned));
     }
     found
 }
 
-/// Modules that import from the face of the runtime would import each other through it.
+/// Modules that import from the face of their room would import each other through it.
 #[test]
-fn no_module_of_the_runtime_imports_its_face() {
+fn no_module_imports_the_face_of_its_room() {
     let sources = sources();
     let mut wrong = vec![];
-    for source in sources.iter().filter(|source| source.place.starts_with("runtime/")) {
-        let module = source.place.trim_end_matches("/mod.rs");
-        let found = imports_of_face(&source.text, module.matches('/').count() == 1);
-        wrong.extend(found.iter().map(|name| format!("{}: {name}", source.place)));
+    for room in IMPORTED_BY_NAME {
+        let of_room: Vec<&Source> = sources.iter().filter(|source| source.room == room).collect();
+        let names = of_room.iter().filter_map(|source| source.place.split('/').nth(1));
+        let modules: BTreeSet<&str> = names.map(|name| name.trim_end_matches(".rs")).collect();
+        assert!(modules.len() > 10, "the modules of `{room}` were not found");
+        for source in of_room {
+            let module = source.place.trim_end_matches("/mod.rs");
+            let is_below = module.matches('/').count() == 1;
+            let found = imports_of_face(&source.text, room, &modules, is_below);
+            wrong.extend(found.iter().map(|name| format!("{}: {name}", source.place)));
+        }
     }
     assert_eq!(wrong, [""; 0]);
 }
 
 #[test]
 fn an_import_of_the_face_is_found_in_every_spelling() {
-    let text = "//! A.\n\nuse super::Runs;\nuse super::{NewRun, audit};\nuse super::runs::Runs;\n\
-        use crate::runtime::{\n    StartError, trace,\n};\nuse crate::runtime::jobs::{A, B};\n";
-    assert_eq!(imports_of_face(text, true), ["Runs", "NewRun", "StartError"]);
-    assert_eq!(imports_of_face(text, false), ["StartError"]);
+    let text = "//! A.\n\nuse super::Runs;\nuse super::{NewRun, audit};\nuse super::runs::Runs;\nuse super::start;\n\
+        use crate::runtime::{\n    StartError, trace,\n};\nuse crate::runtime::jobs::{A, B};\nuse super::trace as t;\n";
+    let modules = BTreeSet::from(["audit", "jobs", "runs", "trace"]);
+    let imports = |is_below| imports_of_face(text, "runtime", &modules, is_below);
+    assert_eq!(imports(true), ["Runs", "NewRun", "start", "StartError"]);
+    assert_eq!(imports(false), ["StartError"]);
 }
 
 /// Pauses that are described elsewhere would have other words, and other random parts.

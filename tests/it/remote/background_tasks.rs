@@ -299,6 +299,7 @@ on_both_engines! {
     a_finished_remote_task_cannot_be_cancelled,
     a_remote_task_continues_with_an_answer_on_its_server,
     an_interrupt_of_a_remote_task_is_answered_locally,
+    an_approval_of_one_call_of_a_remote_task_takes_a_list_of_one_decision,
     the_decisions_about_a_remote_task_are_in_the_audit,
     an_interrupted_remote_task_can_be_cancelled_or_get_a_message,
     errors_of_the_remote_server_are_reported,
@@ -879,6 +880,42 @@ async fn an_interrupt_of_a_remote_task_is_answered_locally(server: TestServer) {
     assert_eq!(peer.server.tools.keys_of("send_email").len(), 1);
     assert_eq!(runs_there(&peer, &task).await.len(), 2);
     assert_eq!(server.client().get("/interrupts").await.ok()["interrupts"], json!([]));
+    peer.finish().await;
+}
+
+async fn an_approval_of_one_call_of_a_remote_task_takes_a_list_of_one_decision(server: TestServer) {
+    let single = |base: &str| {
+        format!(
+            "[[agents.away.subagents]]\nname = \"single\"\ndescription = \"Asks about each call.\"\n\
+             graph_id = \"single\"\nurl = \"{base}\""
+        )
+    };
+    let peer = Peer::named_by(&server, |base| chief(base, &single(base))).await;
+    let asks = "[agents.single]\nmodel = \"scripted:lab\"\ntools = [\"send_email\"]\ninterrupt_mode = \"per_call\"\n\
+                interrupt_on = { send_email = true }\n";
+    peer.server.is_configured_with(asks).await;
+    let alice = server.human("away").await;
+    let work = script().calls(mail("m1", "a@b.c")).says("it is sent");
+    alice
+        .says(script().calls(start("a1", "single", work)).says("it is under way"))
+        .await;
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    let task = the_task(&alice).await;
+    let here = Human::at(server.client(), "away", task["thread_id"].as_str().unwrap());
+    let question = here.question().await;
+    assert_eq!(question.0["kind"], "tool_approval");
+    assert_eq!(question.0["value"]["type"], "tool_approval");
+    let unknown = json!({"decisions": [{"type": "later"}]});
+    let refusal = here.resolves(&question, unknown).await.refused(422);
+    assert!(refusal.starts_with("decisions[0].type: "), "{refusal}");
+    let listed = json!({"decisions": [{"type": "approve"}]});
+    let gone_on = here.resolves(&question, listed).await.ok();
+    let alone = json!({"response": {"type": "approve"}});
+    let again = here.resolves(&question, alone).await.ok();
+    assert_eq!(again["run_id"], gone_on["run_id"]);
+    eventually(async || there(&peer, &task).status().await == "idle").await;
+    assert_eq!(peer.server.tools.keys_of("send_email").len(), 1);
+    eventually(async || notifications(&alice).await.len() == 2 && alice.status().await == "idle").await;
     peer.finish().await;
 }
 

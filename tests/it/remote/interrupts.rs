@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::remote::awaited::{Peer, far};
 use crate::support::proxy::ProxyState;
 use crate::support::script::Script;
-use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, play, script};
+use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, play, script, task};
 
 /// Starts a second server, and configures the agent `onlooker` on the first one, whose subagent is an agent of the
 /// second.
@@ -64,6 +64,59 @@ on_both_engines! {
     an_interrupted_sibling_stays_interrupted,
     a_deleted_remote_thread_is_an_error_result,
     the_end_of_the_turn_cancels_the_run_on_the_remote_server,
+    an_approval_of_one_call_takes_a_list_of_one_decision,
+}
+
+/// Agents of the other server that ask about each call.
+const SINGLE: &str = r#"
+[agents.single]
+model = "scripted:lab"
+system_prompt = "x"
+tools = ["send_email"]
+interrupt_mode = "per_call"
+interrupt_on = { send_email = true }
+
+[[agents.single.subagents]]
+name = "mailer"
+description = "Sends mails to whoever should get one."
+system_prompt = "x"
+"#;
+
+async fn an_approval_of_one_call_takes_a_list_of_one_decision(server: TestServer) {
+    let lines = |base: &str| {
+        format!(
+            "[peers]\npatience_s = 60.0\nfirst_look_s = 0.05\nlongest_look_s = 0.2\n\
+             [agents.asker]\nmodel = \"scripted:mock\"\n\
+             [[agents.asker.subagents]]\nname = \"single\"\ndescription = \"Asks about each call.\"\n\
+             graph_id = \"single\"\nurl = \"{base}\"\nasync = false\n"
+        )
+    };
+    let peer = Peer::named_by(&server, lines).await;
+    peer.server.is_configured_with(SINGLE).await;
+    let sends = script().calls(mail("m1", "ann")).says("it is x");
+    let delegates = script().calls(task("n1", "mailer", &sends)).says("it is x");
+    for (number, work) in [(1, sends), (2, delegates)] {
+        let alice = server.human("asker").await;
+        alice
+            .asks(script().calls(task("t1", "single", work)).says("done"))
+            .await
+            .finishes()
+            .await;
+        let question = alice.question().await;
+        assert_eq!(question.agent(), "single");
+        assert_eq!(question.0["kind"], "tool_approval");
+        assert_eq!(question.0["value"]["type"], "tool_approval");
+        let unknown = json!({"decisions": [{"type": "later"}]});
+        let refusal = alice.resolves(&question, unknown).await.refused(422);
+        assert!(refusal.starts_with("decisions[0].type: "), "{refusal}");
+        assert_eq!(sent(&peer), number - 1);
+        let listed = json!({"decisions": [{"type": "approve"}]});
+        let answered = alice.resolves(&question, listed).await.ok();
+        alice.run(&answered).finishes().await;
+        assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
+        assert_eq!(sent(&peer), number);
+    }
+    peer.finish().await;
 }
 
 async fn an_answer_on_the_remote_server_resolves_the_interrupt(server: TestServer) {

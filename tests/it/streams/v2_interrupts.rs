@@ -16,6 +16,7 @@ on_both_engines! {
     the_run_that_answers_one_of_two_questions_requests_the_other_again,
     input_to_an_interrupted_thread_is_the_answer,
     an_invalid_answer_is_refused_and_the_interrupt_stays_pending,
+    a_refusal_of_an_answer_names_the_parameter_that_was_sent,
     an_interrupt_below_a_subagent_that_failed_is_not_pending,
 }
 
@@ -160,6 +161,37 @@ async fn an_invalid_answer_is_refused_and_the_interrupt_stays_pending(server: Te
     let frames = stream.until(is_terminal).await;
     assert_eq!(data(frames.last().unwrap())["event"], "completed");
     assert_eq!(server.tools.keys_of("send_email"), Vec::<String>::new());
+}
+
+async fn a_refusal_of_an_answer_names_the_parameter_that_was_sent(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    viewer
+        .starts("agent", script().calls(mail("m1", "bob")).says("sent"))
+        .await;
+    let mut stream = viewer.opens_all().await;
+    let frames = until_ends(&mut stream, 1).await;
+    let id = &data(find(&frames, "input.requested"))["interrupt_id"];
+    let wrong = json!({"decisions": [{"type": "shrug"}]});
+    let reply = json!({"interrupt_id": id, "response": wrong});
+    for (method, params, field) in [
+        ("input.respond", reply.clone(), "response.decisions[0].type"),
+        (
+            "input.respond",
+            json!({"responses": [reply]}),
+            "responses[0].response.decisions[0].type",
+        ),
+        ("input.respond", json!({"responses": [reply, reply]}), "responses[1]"),
+        (
+            "run.start",
+            json!({"assistant_id": "agent", "input": wrong}),
+            "input.decisions[0].type",
+        ),
+    ] {
+        let answer = viewer.commands(method, params).await;
+        assert_eq!(answer["error"], "invalid_argument", "{answer}");
+        let message = answer["message"].as_str().unwrap();
+        assert!(message.starts_with(&format!("{field}: ")), "{message}");
+    }
 }
 
 async fn an_interrupt_below_a_subagent_that_failed_is_not_pending(server: TestServer) {

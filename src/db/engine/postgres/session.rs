@@ -6,9 +6,8 @@
 
 use std::borrow::Cow;
 
+use futures::StreamExt;
 use futures::future::BoxFuture;
-use futures::stream::BoxStream;
-use futures::{StreamExt, TryFutureExt};
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
 use sqlx::{AssertSqlSafe, Either, Execute, Executor, PgConnection, Postgres, SqlStr, TypeInfo, query_with, raw_sql};
@@ -16,7 +15,7 @@ use sqlx::{AssertSqlSafe, Either, Execute, Executor, PgConnection, Postgres, Sql
 use super::prepared::{PreparedStatement, PreparedStatements};
 use super::values::PostgresValues;
 use crate::db::engine::batch::{
-    Batch, BatchConn, BatchSession, PlainStatements, StatementSteps, failed, first_row, push_number, push_with_values,
+    Batch, BatchConn, BatchSession, PlainStatements, SentValues, StatementSteps, failed, push_number, push_with_values,
 };
 use crate::db::engine::{has_code, is_read_only};
 
@@ -37,10 +36,26 @@ pub(in crate::db) struct PostgresSession<'c> {
     /// True if statements that are sent alone are prepared once for each connection.
     prepares: bool,
     batching: Batching<'c>,
+    failures: StatementFailures,
+}
+
+/// The failures of the statements of a transaction so far.
+#[derive(Debug, Default)]
+struct StatementFailures {
     /// True if a statement was refused since the session is read-only.
     is_refused: bool,
     /// True if a statement has failed, after which Postgres takes no more in the transaction.
     has_failed: bool,
+}
+
+impl StatementFailures {
+    /// Notes the result of a statement, or a step of it.
+    fn note<T>(&mut self, result: &sqlx::Result<T>) {
+        if let Err(error) = result {
+            self.has_failed = true;
+            self.is_refused |= is_read_only(error);
+        }
+    }
 }
 
 /// The way in which statements are sent together.
@@ -163,24 +178,20 @@ impl Batch for PostgresBatch {
     }
 }
 
-impl PostgresSession<'_> {
-    /// Notes an error.
-    fn note(&mut self, error: &sqlx::Error) {
-        self.has_failed = true;
-        self.is_refused |= is_read_only(error);
-    }
-}
-
 impl BatchSession for PostgresSession<'_> {
     type Database = Postgres;
     type Batch = PostgresBatch;
     type Values = PostgresValues;
+    type LoneValues = PostgresValues;
+
+    const OPENS_WITH_QUERIES: bool = false;
 
     /// A statement that is sent alone has its values and rows in binary form.
-    const SENDS_SINGLE_STATEMENTS_ALONE: bool = true;
-
-    fn takes_in_batch(&self, values: &PostgresValues) -> bool {
-        !matches!(self.batching, Batching::Never) && values.can_be_literals()
+    fn place(&self, values: PostgresValues, is_single: bool) -> SentValues<Self> {
+        match is_single || matches!(self.batching, Batching::Never) || !values.can_be_literals() {
+            true => SentValues::Alone(values),
+            false => SentValues::InBatch(values),
+        }
     }
 
     fn push(&mut self, batch: &mut PostgresBatch, sql: Cow<'static, str>, values: PostgresValues) {
@@ -216,26 +227,22 @@ impl BatchSession for PostgresSession<'_> {
         let Self {
             conn,
             batching,
-            is_refused,
-            has_failed,
+            failures,
             ..
         } = self;
         let steps = conn.fetch_many(raw_sql(AssertSqlSafe(text)));
-        let noted = steps.inspect(move |step| match step {
-            Ok(Either::Left(_)) => {
-                let is_prepared = |preparation: &Preparation| preparation.position + openings == ended;
-                if let Some(Preparation { sql, statement, .. }) = preparations.next_if(is_prepared)
-                    && let Batching::Prepared(prepared) = batching
-                {
-                    prepared.insert(sql, statement);
-                }
-                ended += 1;
+        let noted = steps.inspect(move |step| {
+            failures.note(step);
+            if !matches!(step, Ok(Either::Left(_))) {
+                return;
             }
-            Ok(Either::Right(_)) => {}
-            Err(error) => {
-                *has_failed = true;
-                *is_refused |= is_read_only(error);
+            let is_prepared = |preparation: &Preparation| preparation.position + openings == ended;
+            if let Some(Preparation { sql, statement, .. }) = preparations.next_if(is_prepared)
+                && let Batching::Prepared(prepared) = batching
+            {
+                prepared.insert(sql, statement);
             }
+            ended += 1;
         });
         noted.boxed()
     }
@@ -247,29 +254,42 @@ impl BatchSession for PostgresSession<'_> {
         }
     }
 
-    fn changed_rows(done: &PgQueryResult) -> u64 {
-        done.rows_affected()
-    }
-}
-
-impl<'c> PostgresSession<'c> {
     fn fetch_many<'e, 'q: 'e, E>(&'e mut self, query: E) -> StatementSteps<'e, Postgres>
     where
         E: 'q + Execute<'q, Postgres>,
     {
         let query = self.prepared_on_request(query);
-        let is_refused = &mut self.is_refused;
-        let has_failed = &mut self.has_failed;
+        let failures = &mut self.failures;
         let steps = self.conn.fetch_many(query);
-        let noted = steps.inspect(move |step| {
-            if let Err(error) = step {
-                *has_failed = true;
-                *is_refused |= is_read_only(error);
-            }
-        });
-        noted.boxed()
+        steps.inspect(move |step| failures.note(step)).boxed()
     }
 
+    fn fetch_optional<'e, 'q: 'e, E>(&'e mut self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
+    where
+        E: 'q + Execute<'q, Postgres>,
+    {
+        Box::pin(async move {
+            let query = self.prepared_on_request(query);
+            let row = self.conn.fetch_optional(query).await;
+            self.failures.note(&row);
+            row
+        })
+    }
+
+    fn prepare_with<'e>(
+        &'e mut self,
+        sql: SqlStr,
+        parameters: &'e [PgTypeInfo],
+    ) -> BoxFuture<'e, sqlx::Result<PgStatement>> {
+        self.conn.prepare_with(sql, parameters)
+    }
+
+    fn changed_rows(done: &PgQueryResult) -> u64 {
+        done.rows_affected()
+    }
+}
+
+impl PostgresSession<'_> {
     fn prepared_on_request<E>(&self, query: E) -> PreparedOnRequest<E> {
         PreparedOnRequest {
             query,
@@ -285,31 +305,41 @@ impl<'c> PostgresConn<'c> {
             conn,
             prepares,
             batching: Batching::Never,
-            is_refused: false,
-            has_failed: false,
+            failures: StatementFailures::default(),
         })
     }
 
-    /// Takes a connection for an operation that begins with `opening`. Statements may wait.
+    /// Takes a connection whose transaction begins with `opening`, which is sent with the first statement. Other statements are sent
+    /// at once.
+    pub(in crate::db) fn opened(
+        conn: &'c mut PgConnection,
+        prepares: bool,
+        batching: Batching<'c>,
+        opening: PlainStatements,
+    ) -> Self {
+        let mut conn = Self::new(conn, prepares).with_opening(opening);
+        conn.session.batching = batching;
+        conn
+    }
+
+    /// Takes a connection for an operation that writes, like [`Self::opened`]. Statements may wait.
     pub(in crate::db) fn of_operation(
         conn: &'c mut PgConnection,
         prepares: bool,
         batching: Batching<'c>,
         opening: PlainStatements,
     ) -> Self {
-        let mut conn = Self::new(conn, prepares).with_opening(opening).with_waiting();
-        conn.session.batching = batching;
-        conn
+        Self::opened(conn, prepares, batching, opening).with_waiting()
     }
 
     /// Returns whether a statement was refused since the session is read-only.
     pub(in crate::db) fn is_refused(&self) -> bool {
-        self.session.is_refused
+        self.session.failures.is_refused
     }
 
     /// Notes that the transaction was rolled back to a savepoint, so that Postgres takes statements again.
     pub(in crate::db) fn has_recovered(&mut self) {
-        self.session.has_failed = false;
+        self.session.failures.has_failed = false;
     }
 
     /// Returns an error if a statement has failed. Postgres would answer `commit` with a rollback, which is no error to the driver.
@@ -317,7 +347,7 @@ impl<'c> PostgresConn<'c> {
     /// # Errors
     /// If a statement has failed.
     pub(in crate::db) fn check_not_failed(&self) -> sqlx::Result<()> {
-        match self.session.has_failed {
+        match self.session.failures.has_failed {
             true => Err(sqlx::Error::Decode(Box::new(IgnoredFailure))),
             false => Ok(()),
         }
@@ -358,51 +388,6 @@ fn are_statements_logged() -> bool {
 /// Logs a text with statements. The driver would log their values, too.
 fn log_statements(text: &str) {
     tracing::debug!(target: "sqlx::query", { db.statement = text }, "statements were sent");
-}
-
-impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
-    type Database = Postgres;
-
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
-    where
-        'c: 'e,
-        E: 'q + Execute<'q, Postgres>,
-    {
-        if self.has_not_begun() {
-            return failed::<Postgres>(sqlx::Error::BeginFailed);
-        }
-        if !self.has_unsent() {
-            return self.session.fetch_many(query);
-        }
-        let sent = async move {
-            self.send_waiting().await?;
-            Ok::<_, sqlx::Error>(self.session.fetch_many(query))
-        };
-        sent.try_flatten_stream().boxed()
-    }
-
-    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
-    where
-        'c: 'e,
-        E: 'q + Execute<'q, Postgres>,
-    {
-        if self.has_unsent() || self.has_not_begun() {
-            return Box::pin(first_row::<Postgres>(self.fetch_many(query)));
-        }
-        let session = &mut self.session;
-        Box::pin(async move {
-            let query = session.prepared_on_request(query);
-            let row = session.conn.fetch_optional(query).await;
-            row.inspect_err(|error| session.note(error))
-        })
-    }
-
-    fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, sqlx::Result<PgStatement>>
-    where
-        'c: 'e,
-    {
-        self.session.conn.prepare_with(sql, parameters)
-    }
 }
 
 #[cfg(test)]

@@ -31,6 +31,8 @@ pub(in crate::db) struct PostgresValues {
 /// A value of a statement.
 struct PostgresValue {
     type_info: PgTypeInfo,
+    /// The way in which it is written as a literal; none if values of its type are sent in binary form only.
+    form: Option<LiteralForm>,
     /// The place of its bytes; none for null.
     range: Option<Range<usize>>,
 }
@@ -80,13 +82,14 @@ impl PostgresValues {
                 return;
             }
         };
-        self.has_other |= match LiteralForm::of(&type_info) {
+        let form = LiteralForm::of(&type_info);
+        self.has_other |= match form {
             // A text message ends at the first character U+0000. Postgres refuses the character in binary form.
             Some(LiteralForm::Text | LiteralForm::Jsonb) => memchr(0, &self.bytes[start..]).is_some(),
             Some(_) => false,
             None => true,
         };
-        self.values.push(PostgresValue { type_info, range });
+        self.values.push(PostgresValue { type_info, form, range });
     }
 
     /// Returns the error of a value that could not be encoded.
@@ -114,7 +117,7 @@ impl PostgresValues {
     /// Returns the values for a statement that is sent alone.
     pub(super) fn into_arguments(self) -> Result<PgArguments, BoxDynError> {
         let mut arguments = PgArguments::default();
-        for PostgresValue { type_info, range } in self.values {
+        for PostgresValue { type_info, range, .. } in self.values {
             let bytes = range.map(|range| &self.bytes[range]);
             arguments.add(EncodedValue { type_info, bytes })?;
         }
@@ -147,9 +150,8 @@ impl PostgresValues {
     }
 
     fn push_value(&self, text: &mut String, value: &PostgresValue) {
-        let form = LiteralForm::of(&value.type_info);
         let bytes = value.range.clone().map(|range| &self.bytes[range]);
-        match (form, bytes) {
+        match (value.form, bytes) {
             (Some(form), Some(bytes)) => push_literal(text, form, bytes),
             _ => text.push_str("null"),
         }
