@@ -141,6 +141,7 @@ impl Tail {
                 false => self.log.next_change(),
             });
             let active = self.log.is_active();
+            // If another run is active here, this one has ended, perhaps without a last event: it may have been rolled back.
             let ours = self.log.is_running(self.run);
             let after = match self.after {
                 Some(after) => after,
@@ -149,7 +150,7 @@ impl Tail {
             if self.fill(after).await? {
                 continue;
             }
-            if active && (self.live || ours) {
+            if ours {
                 change.await;
                 continue;
             }

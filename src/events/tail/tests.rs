@@ -288,6 +288,34 @@ async fn a_reader_of_an_ended_run_does_not_wait_for_another_run() {
 }
 
 #[tokio::test]
+async fn a_reader_of_a_run_that_is_rolled_back_does_not_wait_for_the_next_run() {
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            let holder = scene.log.expect_run(run.id, true);
+            scene.log.open(1);
+            scene.commits(&run, &[Fact::Paused]).await;
+            let mut each = scene.events.tail(&run, After::Start);
+            let mut end = scene.events.tail(&run, After::Start).waking_at_end();
+            for tail in [&mut each, &mut end] {
+                assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
+            }
+            // Its log has no end, and the next run is there before it is closed.
+            scene.ends(&run).await;
+            let next = scene.run(RunStatus::Running).await;
+            scene.log.expect_run(next.id, true);
+            scene.log.close(holder);
+            scene.log.open(2);
+            for tail in [&mut each, &mut end] {
+                let rest = timeout(PATIENCE, all(tail)).await;
+                assert_eq!(rest.expect("the run is over"), Vec::<i64>::new());
+            }
+        })
+        .await;
+}
+
+#[tokio::test]
 async fn a_reader_from_before_the_start_gets_the_first_event() {
     RowAccess::Server
         .scope(async {
