@@ -359,9 +359,9 @@ impl ThreadLog {
         Arc::clone(&self.changes).notified_owned()
     }
 
-    /// Returns a future of the next change after this call that concerns a reader which waits for the end of a run: the end
-    /// of the main agent, the start and end of runs here, and what other processes do. Of the other events, one in
-    /// [`WAKE_EVERY`] is such a change.
+    /// Returns a future of the next change after this call that concerns a reader which waits for the end of a run: the start
+    /// and end of the main agent, and of runs here, and what other processes do. Of the other events, one in [`WAKE_EVERY`] is
+    /// such a change.
     pub(super) fn next_end(&self) -> OwnedNotified {
         Arc::clone(&self.ends).notified_owned()
     }
@@ -397,10 +397,11 @@ impl ThreadLog {
     }
 }
 
-/// Returns whether an event wakes those who wait for the end of a run: the main agent ends with it, or they have many to read.
+/// Returns whether an event wakes those who wait for the end of a run: the main agent starts or ends with it, or they have many
+/// to read. At the start they read the state at which the run begins, which may be gone or deleted at its end.
 fn wakes_at_end(event: &Event) -> bool {
-    let is_end = event.origin.lane == Lane::Main && matches!(event.body, EventBody::Fact(Fact::Ended { .. }));
-    is_end || event.seq % WAKE_EVERY == 0
+    let is_edge = matches!(event.body, EventBody::Fact(Fact::Started { .. } | Fact::Ended { .. }));
+    is_edge && event.origin.lane == Lane::Main || event.seq % WAKE_EVERY == 0
 }
 
 impl RingBuffer {

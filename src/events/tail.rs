@@ -115,8 +115,8 @@ impl Tail {
         }
     }
 
-    /// Returns the reader for one who needs nothing more before the end of the run. It gets the same events, but is woken only
-    /// when the main agent ends, and for events that memory would drop before.
+    /// Returns the reader for one who needs nothing before the end of the run. It gets the same events, but is woken only when
+    /// the main agent starts or ends, and for events that memory would drop before.
     #[must_use]
     pub fn waking_at_end(self) -> Self {
         let wakes_at_end = self.branch.is_none();

@@ -190,8 +190,6 @@ impl RunReader {
     /// # Errors
     /// If the server shuts down before the end of the run.
     pub(super) async fn outcome(mut self) -> Result<RunOutcome, ApiError> {
-        // The state at which the run begins is in memory now, and may be gone or deleted at its end.
-        while self.main.state.is_none() && self.next().await?.is_some() {}
         // Each wake-up takes the whole way through the request, and a run has many events.
         self.tail = self.tail.waking_at_end();
         while self.next().await?.is_some() {}

@@ -149,8 +149,8 @@ fn readers_wake_on_new_events_and_when_a_run_starts_or_ends() {
     rang("close", &|| log.close(0));
 }
 
-/// The event that an agent ends.
-fn end_of(lane: Lane, seq: i64) -> Event {
+/// An event of an agent.
+fn event_of(lane: Lane, seq: i64, fact: Fact) -> Event {
     let paused = event(seq);
     let origin = Origin {
         lane,
@@ -158,7 +158,7 @@ fn end_of(lane: Lane, seq: i64) -> Event {
     };
     Event {
         origin: Arc::new(origin),
-        body: EventBody::Fact(Fact::over(RunStatus::Success, None)),
+        body: EventBody::Fact(fact),
         ..paused
     }
 }
@@ -171,12 +171,17 @@ fn who_waits_for_the_end_of_a_run_is_not_woken_by_each_event() {
         act();
         end.now_or_never().is_some()
     };
-    let publish_end = |lane| log.publish([Arc::new(end_of(lane, log.reserve(1)))]);
+    let publish_fact = |lane, fact| log.publish([Arc::new(event_of(lane, log.reserve(1), fact))]);
+    let start = || Fact::started_anew(None);
+    let end = || Fact::over(RunStatus::Success, None);
+    let child = Lane::Child(RunId::mint());
     assert!(wakes(&|| log.open(1)));
+    assert!(wakes(&|| publish_fact(Lane::Main, start())));
     assert!(!wakes(&|| log.publish_volatile(event)));
     assert!(!wakes(&|| publish(&log, [log.reserve(1)])));
-    assert!(!wakes(&|| publish_end(Lane::Child(RunId::mint()))));
-    assert!(wakes(&|| publish_end(Lane::Main)));
+    assert!(!wakes(&|| publish_fact(child, start())));
+    assert!(!wakes(&|| publish_fact(child, end())));
+    assert!(wakes(&|| publish_fact(Lane::Main, end())));
     assert!(wakes(&|| log.close(0)));
 }
 
