@@ -46,6 +46,17 @@ pub(super) enum CallResult {
     Child(Result<ChildResult, ExitReason>),
 }
 
+impl CallResult {
+    /// Returns whether the call is answered. One that delegates, asks, fails or stops is not, or not yet.
+    fn is_answer(&self) -> bool {
+        match self {
+            Self::Returned(Ok(CallOutcome::Answer(_))) | Self::Child(Ok(ChildResult::Answer(_))) => true,
+            Self::Returned(Ok(CallOutcome::Delegate(_)) | Err(_))
+            | Self::Child(Ok(ChildResult::ForTool(_) | ChildResult::Parked { .. }) | Err(_)) => false,
+        }
+    }
+}
+
 /// The running calls and child runs of one tool step.
 type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, CallResult)>>;
 
@@ -390,6 +401,7 @@ impl Loop<'_> {
             .collect();
         // The results that are there at the same time are stored together, and so are the delegations.
         let mut delegations = vec![];
+        let mut received = vec![];
         let mut ready = ReadyResults::new();
         let mut together = 0;
         loop {
@@ -416,6 +428,10 @@ impl Loop<'_> {
             // Progress that the call reported before it returned.
             self.record_pending_progress(pending);
             let Some((at, result)) = next else { break };
+            if !result.is_answer() {
+                // The step may wait or end here, and what follows must come later than these answers.
+                publish_answers(machine, pending, &mut received);
+            }
             match result {
                 CallResult::Returned(Ok(CallOutcome::Delegate(delegation))) => delegations.push((at, delegation)),
                 CallResult::Returned(Ok(CallOutcome::Answer(answer)))
@@ -447,7 +463,7 @@ impl Loop<'_> {
                     return Err(stop.into());
                 }
             }
-            self.publish_answer(machine, pending, at, running.is_empty());
+            received.push(at);
             together += 1;
             if ready.is_empty() {
                 ready.extend(running.next().now_or_never().flatten());
@@ -457,18 +473,22 @@ impl Loop<'_> {
             }
             together = 0;
             if !delegations.is_empty() {
-                let calls: Vec<usize> = delegations.iter().map(|(at, _)| *at).collect();
+                publish_answers(machine, pending, &mut received);
+                // Those that are refused are answered.
+                received.extend(delegations.iter().map(|(at, _)| *at));
                 let delegations = std::mem::take(&mut delegations);
                 let admitted = Box::pin(self.delegate_all(machine, pending, delegations));
                 let started = beside(&mut running, &mut ready, admitted).await?;
                 running.extend(started);
-                for at in calls {
-                    self.publish_answer(machine, pending, at, running.is_empty());
-                }
             }
             if !running.is_empty() || !ready.is_empty() {
+                publish_answers(machine, pending, &mut received);
                 beside(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
             }
+        }
+        // The checkpoint of a complete step publishes the answers that came last.
+        if !machine.all_answered() {
+            publish_answers(machine, pending, &mut received);
         }
         Ok(outcome)
     }
@@ -540,34 +560,41 @@ impl Loop<'_> {
             },
         }
     }
+}
 
-    /// Publishes the answer of one of several calls. The answer that completes the step is published by the step's
-    /// checkpoint. That of a call that is no longer in the conversation is not published.
-    fn publish_answer(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize, last: bool) {
-        let Some(CallStatus::Answered(answer)) = machine.call_status(at) else {
-            return;
-        };
-        let Some(head) = machine.head else {
-            return;
-        };
-        if answer.is_logged || machine.call_id(at).is_none() || last && machine.all_answered() {
-            return;
-        }
-        let answer = answer.clone();
-        pending.push(PendingWrite::Fact(Fact::Answered {
-            head,
-            carried_from: machine.position.carried_from,
-            call: at,
-            writes: answer.writes.clone(),
-        }));
-        machine.set_call_status(
-            at,
-            CallStatus::Answered(Box::new(ToolOutput {
-                is_logged: true,
-                ..*answer
-            })),
-        );
+/// Publishes the answers to those of the `received` calls that have one, before a commit in the middle of the step. The step's
+/// checkpoint publishes those that come later.
+fn publish_answers(machine: &mut Machine, pending: &mut PendingWrites, received: &mut Vec<usize>) {
+    for at in received.drain(..) {
+        publish_answer(machine, pending, at);
     }
+}
+
+/// Publishes the answer to one of several calls. That to a call that is no longer in the conversation is not published.
+fn publish_answer(machine: &mut Machine, pending: &mut PendingWrites, at: usize) {
+    let Some(CallStatus::Answered(answer)) = machine.call_status(at) else {
+        return;
+    };
+    let Some(head) = machine.head else {
+        return;
+    };
+    if answer.is_logged || machine.call_id(at).is_none() {
+        return;
+    }
+    let answer = answer.clone();
+    pending.push(PendingWrite::Fact(Fact::Answered {
+        head,
+        carried_from: machine.position.carried_from,
+        call: at,
+        writes: answer.writes.clone(),
+    }));
+    machine.set_call_status(
+        at,
+        CallStatus::Answered(Box::new(ToolOutput {
+            is_logged: true,
+            ..*answer
+        })),
+    );
 }
 
 /// Waits for `work` while the calls go on, and keeps the results that arrive meanwhile. A subagent does not wait for a commit of

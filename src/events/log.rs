@@ -18,11 +18,15 @@ use tokio::time::Instant;
 
 use super::open_answers::OpenAnswers;
 use super::slot::{Slot, SlotContent};
-use crate::domain::event::Event;
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::{Event, EventBody, Fact};
 use crate::domain::id::RunId;
 
 /// The number of events in memory. Readers that fall further behind read stored events, without the chunks of answers.
 const CAPACITY: usize = 1024;
+/// The number of events after which those who wait for the end of a run are woken, too. They read them before memory drops them:
+/// it has room for twice as many, see [`CAPACITY`].
+const WAKE_EVERY: i64 = 512;
 /// The time for which readers rely on the process that has sent the last chunk, instead of polling the database.
 const RELIANCE: Duration = Duration::from_secs(2);
 
@@ -32,6 +36,8 @@ pub struct ThreadLog {
     ring: Mutex<RingBuffer>,
     // It carries no events: a reader only needs to know that there is more.
     changes: Arc<Notify>,
+    /// For readers that wait for the end of a run: they are woken by fewer changes.
+    ends: Arc<Notify>,
     /// The version of the thread at the last check for changes by other processes.
     version: AtomicI64,
     /// True if the other processes know that readers here wait for chunks.
@@ -85,6 +91,7 @@ impl ThreadLog {
         Self {
             ring: Mutex::default(),
             changes: Arc::default(),
+            ends: Arc::default(),
             version: AtomicI64::new(i64::MIN),
             announced: AtomicBool::new(false),
             wanted,
@@ -174,14 +181,16 @@ impl ThreadLog {
     /// Makes stored events with reserved numbers visible.
     pub fn publish(&self, events: impl IntoIterator<Item = Arc<Event>>) {
         let mut ring = self.ring();
+        let mut wakes_all = false;
         for event in events {
+            wakes_all |= wakes_at_end(&event);
             if let Ok(at) = ring.slots.binary_search_by_key(&event.seq, |slot| slot.seq) {
                 ring.slots[at].content = SlotContent::Visible(event);
             }
         }
         ring.trim();
         drop(ring);
-        self.notify();
+        self.notify_some(wakes_all);
     }
 
     /// Releases reserved numbers whose events were not stored.
@@ -196,13 +205,15 @@ impl ThreadLog {
         let mut ring = self.ring();
         let seq = ring.next;
         ring.next += 1;
+        let event = make(seq);
+        let wakes_all = wakes_at_end(&event);
         ring.slots.push_back(Slot {
             seq,
-            content: SlotContent::Visible(Arc::new(make(seq))),
+            content: SlotContent::Visible(Arc::new(event)),
         });
         ring.trim();
         drop(ring);
-        self.notify();
+        self.notify_some(wakes_all);
     }
 
     /// The events in memory after `after`, for a reader of `run`.
@@ -340,12 +351,19 @@ impl ThreadLog {
 
     /// Returns true if a reader waits for changes.
     pub(super) fn has_readers(&self) -> bool {
-        Arc::strong_count(&self.changes) > 1
+        Arc::strong_count(&self.changes) > 1 || Arc::strong_count(&self.ends) > 1
     }
 
     /// Returns a future of the next change after this call: new events, and the start and end of runs.
     pub(super) fn next_change(&self) -> OwnedNotified {
         Arc::clone(&self.changes).notified_owned()
+    }
+
+    /// Returns a future of the next change after this call that concerns a reader which waits for the end of a run: the start
+    /// and end of the main agent, and of runs here, and what other processes do. Of the other events, one in [`WAKE_EVERY`] is
+    /// such a change.
+    pub(super) fn next_end(&self) -> OwnedNotified {
+        Arc::clone(&self.ends).notified_owned()
     }
 
     /// Wakes all readers, which look into the database: a run has ended in another process.
@@ -363,12 +381,27 @@ impl ThreadLog {
     }
 
     fn notify(&self) {
+        self.notify_some(true);
+    }
+
+    /// Wakes the readers, but those who wait for the end of a run only if the change `wakes_all`.
+    fn notify_some(&self, wakes_all: bool) {
         self.changes.notify_waiters();
+        if wakes_all {
+            self.ends.notify_waiters();
+        }
     }
 
     fn ring(&self) -> MutexGuard<'_, RingBuffer> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns whether an event wakes those who wait for the end of a run: the main agent starts or ends with it, or they have many
+/// to read. At the start they read the state at which the run begins, which may be gone or deleted at its end.
+fn wakes_at_end(event: &Event) -> bool {
+    let is_edge = matches!(event.body, EventBody::Fact(Fact::Started { .. } | Fact::Ended { .. }));
+    is_edge && event.origin.lane == Lane::Main || event.seq % WAKE_EVERY == 0
 }
 
 impl RingBuffer {

@@ -59,6 +59,8 @@ pub struct Tail {
     after: Option<i64>,
     /// True if the reader waits for the beginnings of the answers that were being given when it joined.
     joins: bool,
+    /// True if the reader is woken at the end of the run, and not by each event.
+    wakes_at_end: bool,
     waiting: VecDeque<Arc<Event>>,
     agents: AgentCache,
     /// True if events of the run came from memory: the run is active here, or in a process that sends them.
@@ -91,6 +93,7 @@ impl Tail {
             branch: None,
             after,
             joins,
+            wakes_at_end: false,
             waiting,
             agents,
             live: false,
@@ -107,8 +110,17 @@ impl Tail {
                 run: child.id,
                 namespace: child.lineage.namespace.clone(),
             }),
+            wakes_at_end: false,
             ..self
         }
+    }
+
+    /// Returns the reader for one who needs nothing before the end of the run. It gets the same events, but is woken only when
+    /// the main agent starts or ends, and for events that memory would drop before.
+    #[must_use]
+    pub fn waking_at_end(self) -> Self {
+        let wakes_at_end = self.branch.is_none();
+        Self { wakes_at_end, ..self }
     }
 
     /// Waits for the next event. `None` after the main agent's [`Fact::Ended`], when the run has ended and everything
@@ -124,8 +136,12 @@ impl Tail {
             if self.ended {
                 return Ok(None);
             }
-            let mut change = pin!(self.log.next_change());
+            let mut change = pin!(match self.wakes_at_end {
+                true => self.log.next_end(),
+                false => self.log.next_change(),
+            });
             let active = self.log.is_active();
+            // If another run is active here, this one has ended, perhaps without a last event: it may have been rolled back.
             let ours = self.log.is_running(self.run);
             let after = match self.after {
                 Some(after) => after,
@@ -134,7 +150,7 @@ impl Tail {
             if self.fill(after).await? {
                 continue;
             }
-            if active && (self.live || ours) {
+            if ours {
                 change.await;
                 continue;
             }

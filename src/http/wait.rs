@@ -190,6 +190,8 @@ impl RunReader {
     /// # Errors
     /// If the server shuts down before the end of the run.
     pub(super) async fn outcome(mut self) -> Result<RunOutcome, ApiError> {
+        // Each wake-up takes the whole way through the request, and a run has many events.
+        self.tail = self.tail.waking_at_end();
         while self.next().await?.is_some() {}
         if self.tail.is_cut() {
             return Err(ApiError::shutting_down());
@@ -293,7 +295,7 @@ pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
 /// Waits for the end of a run.
 pub(super) async fn wait_for_end(api: &Api, run: &Run) -> Result<(), ApiError> {
     let mut tail = match run.lineage.depth {
-        0 => api.events.tail(run, After::Now),
+        0 => api.events.tail(run, After::Now).waking_at_end(),
         _ => match active_main_run(api, run).await? {
             Some((main, _)) => api.events.tail_of_child(&main, run),
             None => return Ok(()),

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use self::actions::{ActionSchemas, decision_schema, decisions_schema, with_action};
+use self::actions::{ActionSchemas, decision_schema, with_action};
+use self::answers::{CallChoices, LastAnswer};
 use super::{HookResult, Middleware, edited, open_calls};
 use crate::definition::builtins;
 use crate::definition::description::describe;
@@ -31,6 +32,7 @@ use crate::tool::literal::{python, spaced_json};
 use crate::tool::{Halt, Scope, Toolbox};
 
 mod actions;
+mod answers;
 
 /// The reason of a rejection for which nobody has decided.
 const EXPIRED: &str = "Nobody decided in time.";
@@ -44,6 +46,7 @@ pub struct Approval {
     mode: InterruptMode,
     tools: Toolbox,
     actions: ActionSchemas,
+    answers: LastAnswer,
 }
 
 /// A rule with its condition ready for use.
@@ -80,6 +83,7 @@ impl Approval {
             mode: InterruptMode::default(),
             tools,
             actions: ActionSchemas::default(),
+            answers: LastAnswer::default(),
         }
     }
 
@@ -295,17 +299,18 @@ impl Approval {
 
     /// Returns the schema of a valid answer: for each call, in order, one of the decisions allowed for it.
     fn answer_schema(&self, calls: &[ToolCall]) -> SchemaText {
-        let positions: Vec<Value> = calls
+        let choices: Vec<CallChoices> = calls
             .iter()
-            .map(|call| decision_schema(self.allowed(call), self.scopes(call)))
+            .map(|call| CallChoices {
+                allowed: self.allowed(call).to_vec(),
+                scopes: self.scopes(call).to_vec(),
+            })
             .collect();
-        let may_edit = calls
+        let may_edit = choices
             .iter()
-            .any(|call| self.allowed(call).contains(&DecisionKind::Edit));
-        match may_edit {
-            true => self.actions.with_decisions(positions, self.tools.specs()),
-            false => decisions_schema(positions).into(),
-        }
+            .any(|choices| choices.allowed.contains(&DecisionKind::Edit));
+        let tools = may_edit.then(|| self.tools.specs());
+        self.answers.of(choices, tools, &self.actions)
     }
 }
 

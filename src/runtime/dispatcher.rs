@@ -18,6 +18,7 @@ use super::shared::Core;
 use super::shared::job_queue::JobQueue;
 use super::shared::parts::RuntimeParts;
 use super::store::Store;
+use super::subagent_usage::SubagentUsage;
 use super::trace;
 use super::turns::QueueLook;
 use crate::db::runs::Claim;
@@ -337,6 +338,7 @@ impl Dispatcher {
             turns: CommitOrder::default(),
             children: Arc::clone(&self.children),
             parked: Arc::clone(&self.parked),
+            subagents_used: SubagentUsage::default(),
             ledger: OnceLock::new(),
             has_first_seq: AtomicBool::new(false),
         }

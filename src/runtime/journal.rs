@@ -63,6 +63,8 @@ pub(super) struct LaneJournal {
     stop: CancellationToken,
     /// The span of the agent.
     trace: TraceScope,
+    /// True for a subagent in the tree of the run. One that an earlier run began, and that continues, is in the tree of that one.
+    is_in_tree: bool,
     /// The time at which the run of a subagent was created; the main agent has none.
     created: Option<Timestamp>,
     /// True once the end of the agent is stored, and before its run is.
@@ -99,6 +101,7 @@ impl LaneJournal {
         let meter = budget.as_ref().map(|budget| Arc::clone(budget.meter()));
         Self {
             trace: run_context.trace.clone(),
+            is_in_tree: false,
             created: None,
             ended: AtomicBool::new(false),
             run_context,
@@ -210,6 +213,9 @@ impl LaneJournal {
         self.settle_segment(first, &stored);
         if let Some(end) = &stored.ended {
             self.record_span(end, machine);
+            if let Some(used) = stored.used.filter(|_| self.is_in_tree) {
+                self.run_context.subagents_used.record_end(self.run, used);
+            }
         }
         stored.asked.iter().for_each(log_lines::interrupt_raised);
         if stored.asked.iter().any(|asked| asked.expires_at().is_some()) {

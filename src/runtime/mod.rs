@@ -89,6 +89,7 @@ mod shared;
 mod state_update;
 mod store;
 mod stored_bytes;
+mod subagent_usage;
 mod sweeper;
 mod thread_status;
 mod threads;

@@ -7,6 +7,7 @@ use super::children::Children;
 use super::commit_order::CommitOrder;
 use super::ledger::BudgetLedger;
 use super::shared::Core;
+use super::subagent_usage::SubagentUsage;
 use crate::agent::ExitReason;
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::access::Ownership;
@@ -39,6 +40,8 @@ pub(super) struct RunContext {
     pub(super) children: Arc<Children>,
     /// The waiting subagents whose callers wait for notifications about them.
     pub(super) parked: Arc<Children>,
+    /// The usage of the subagents that have ended in this process.
+    pub(super) subagents_used: SubagentUsage,
     /// The budget that the run shares with runs on other threads, if it does.
     pub(super) ledger: OnceLock<Arc<BudgetLedger>>,
     /// True once the row of the run is known to have the number of its first event.

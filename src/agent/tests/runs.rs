@@ -214,6 +214,46 @@ async fn unknown_tools_wrong_arguments_and_failing_tools_are_answers() {
     assert_eq!(results[2], "The call to `fail` failed: c failed");
 }
 
+/// Returns the indexes of the calls of the main agent whose answers have events of their own.
+fn answered_alone(stage: &Stage) -> Vec<usize> {
+    let facts = stage.store.facts(Lane::Main).into_iter();
+    let calls = facts.filter_map(|fact| match fact {
+        Fact::Answered { call, .. } => Some(call),
+        _ => None,
+    });
+    calls.collect()
+}
+
+#[tokio::test]
+async fn answers_that_come_together_are_published_by_the_checkpoint_of_their_step() {
+    let (stage, _) = stage();
+    let calls = [
+        ("a", "dig", json!({})),
+        ("b", "dig", json!({})),
+        ("c", "dig", json!({})),
+    ];
+    assert_eq!(stage.hears(script(&[&calls])).await, LoopOutcome::Done);
+    assert_eq!(stage.results().len(), 3);
+    assert_eq!(answered_alone(&stage), Vec::<usize>::new());
+}
+
+#[tokio::test]
+async fn an_answer_is_published_while_a_call_beside_it_waits_for_a_human() {
+    let (stage, _) = stage();
+    let calls = [("a", "dig", json!({})), ("b", INQUIRE, json!({}))];
+    let waits = stage.hears(script(&[&calls])).await;
+    assert_eq!(answered_alone(&stage), [0]);
+    let facts = stage.store.facts(Lane::Main);
+    let answer = facts.iter().position(|fact| matches!(fact, Fact::Answered { .. }));
+    let question = facts.iter().position(|fact| matches!(fact, Fact::Asked { .. }));
+    assert!(answer < question, "in the order in which they come: {facts:?}");
+    assert_eq!(
+        stage.is_answered(&questions(&waits)[0], json!(1)).await,
+        LoopOutcome::Done
+    );
+    assert_eq!(answered_alone(&stage), [0], "it is published once");
+}
+
 #[tokio::test]
 async fn a_tool_that_fails_the_run_after_its_siblings_is_tried_again_by_the_next_run() {
     let (stage, world) = stage();

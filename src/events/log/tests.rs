@@ -1,9 +1,9 @@
 use futures::FutureExt;
 
 use super::*;
-use crate::domain::checkpoint::Lane;
-use crate::domain::event::{EventBody, Fact, Origin};
+use crate::domain::event::Origin;
 use crate::domain::id::RunId;
+use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
 fn event(seq: i64) -> Event {
@@ -147,6 +147,64 @@ fn readers_wake_on_new_events_and_when_a_run_starts_or_ends() {
     rang("abandon", &|| log.abandon(log.reserve(1), 1));
     rang("publish", &|| publish(&log, [log.reserve(1)]));
     rang("close", &|| log.close(0));
+}
+
+/// An event of an agent.
+fn event_of(lane: Lane, seq: i64, fact: Fact) -> Event {
+    let paused = event(seq);
+    let origin = Origin {
+        lane,
+        ..Origin::clone(&paused.origin)
+    };
+    Event {
+        origin: Arc::new(origin),
+        body: EventBody::Fact(fact),
+        ..paused
+    }
+}
+
+#[test]
+fn who_waits_for_the_end_of_a_run_is_not_woken_by_each_event() {
+    let log = ThreadLog::default();
+    let wakes = |act: &dyn Fn()| {
+        let end = log.next_end();
+        act();
+        end.now_or_never().is_some()
+    };
+    let publish_fact = |lane, fact| log.publish([Arc::new(event_of(lane, log.reserve(1), fact))]);
+    let start = || Fact::started_anew(None);
+    let end = || Fact::over(RunStatus::Success, None);
+    let child = Lane::Child(RunId::mint());
+    assert!(wakes(&|| log.open(1)));
+    assert!(wakes(&|| publish_fact(Lane::Main, start())));
+    assert!(!wakes(&|| log.publish_volatile(event)));
+    assert!(!wakes(&|| publish(&log, [log.reserve(1)])));
+    assert!(!wakes(&|| publish_fact(child, start())));
+    assert!(!wakes(&|| publish_fact(child, end())));
+    assert!(wakes(&|| publish_fact(Lane::Main, end())));
+    assert!(wakes(&|| log.close(0)));
+}
+
+#[test]
+fn who_waits_for_the_end_of_a_run_reads_what_memory_would_drop() {
+    let log = ThreadLog::default();
+    log.open(1);
+    let mut read = 0;
+    let mut times = 0;
+    for number in 0..4 * CAPACITY {
+        let end = log.next_end();
+        match number % 3 {
+            0 => publish(&log, [log.reserve(1)]),
+            _ => log.publish_volatile(event),
+        }
+        if end.now_or_never().is_some() {
+            let news = seen(&log, read).expect("memory has them");
+            read = news.last().copied().unwrap_or(read);
+            times += 1;
+        }
+    }
+    assert_eq!(times, 8);
+    assert_eq!(read, log.newest().expect("a run is active"));
 }
 
 /// The numbers of [`seen`] for a reader of this run.

@@ -176,6 +176,27 @@ async fn a_reader_from_the_start_gets_every_event_once_and_in_order() {
 }
 
 #[tokio::test]
+async fn a_reader_that_is_woken_at_the_end_gets_every_event() {
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.log.expect_run(run.id, true);
+            scene.log.open(1);
+            let mut tail = scene.events.tail(&run, After::Start).waking_at_end();
+            let work = async {
+                scene.commits(&run, &[Fact::Paused]).await;
+                scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
+                scene.commits(&run, &[ended()]).await;
+            };
+            let reading = timeout(PATIENCE, all(&mut tail));
+            let (read, ()) = tokio::join!(reading, work);
+            assert_eq!(read.expect("it is woken"), [1, 2, 3]);
+        })
+        .await;
+}
+
+#[tokio::test]
 async fn a_late_reader_reads_stored_events_and_then_those_in_memory() {
     RowAccess::Server
         .scope(async {
@@ -262,6 +283,34 @@ async fn a_reader_of_an_ended_run_does_not_wait_for_another_run() {
             let mut tail = scene.events.tail(&run, After::Seq(1));
             let end = timeout(PATIENCE, all(&mut tail)).await;
             assert_eq!(end.ok(), Some(vec![]));
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_reader_of_a_run_that_is_rolled_back_does_not_wait_for_the_next_run() {
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            let holder = scene.log.expect_run(run.id, true);
+            scene.log.open(1);
+            scene.commits(&run, &[Fact::Paused]).await;
+            let mut each = scene.events.tail(&run, After::Start);
+            let mut end = scene.events.tail(&run, After::Start).waking_at_end();
+            for tail in [&mut each, &mut end] {
+                assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
+            }
+            // Its log has no end, and the next run is there before it is closed.
+            scene.ends(&run).await;
+            let next = scene.run(RunStatus::Running).await;
+            scene.log.expect_run(next.id, true);
+            scene.log.close(holder);
+            scene.log.open(2);
+            for tail in [&mut each, &mut end] {
+                let rest = timeout(PATIENCE, all(tail)).await;
+                assert_eq!(rest.expect("the run is over"), Vec::<i64>::new());
+            }
         })
         .await;
 }

@@ -353,10 +353,15 @@ impl LaneJournal {
         let now = self.run_context.core.clock.now();
         let whole = self.budget.as_ref().map(Budget::whole);
         let under_way = whole.map_or(0, Meter::under_way);
-        if self.origin.lane != Lane::Main || whole.is_some_and(|whole| whole.usage(now).children == 0) {
+        let others = match self.origin.lane {
+            Lane::Main => whole.and_then(|whole| self.run_context.subagents_used.of_all(whole.usage(now).children)),
+            Lane::Child(_) => Some(Usage::default()),
+        };
+        if let Some(others) = others {
             return Ok(Rest {
+                own: None,
+                others,
                 under_way,
-                ..Rest::default()
             });
         }
         let read = self

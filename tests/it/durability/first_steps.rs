@@ -362,6 +362,24 @@ async fn the_subagents_of_one_answer_take_one_exchange_with_the_connection_of_sq
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_whose_subagents_have_ended_does_not_read_their_usage() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+        let reads = || server.log().text().matches("recursive below(member)").count();
+        let alice = server.human("agent").await;
+        let calls = [task("t1", "researcher", "one"), task("t2", "researcher", "two")];
+        let run = alice.asks(script().calls_all(calls).says("done")).await;
+        run.finishes().await;
+        logged_exchanges(&server, END).await;
+        assert_eq!(reads(), 0);
+        let used = run.record().await["tree_usage"]["model_calls"].clone();
+        assert_eq!(used, 4);
+        eventually(async || reads() > 0).await;
+    })
+    .await;
+}
+
 async fn subagents_that_begin_together_are_listed_in_the_order_of_their_calls(server: TestServer) {
     let alice = server.human("agent").await;
     let ids = ["t1", "t2", "t3", "t4", "t5", "t6"];
