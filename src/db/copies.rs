@@ -16,6 +16,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
 use crate::domain::machine::{Phase, Position};
+use crate::domain::run_config::configurable_mut;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 use waiting::WaitingSteps;
@@ -132,6 +133,13 @@ impl Copy {
     pub fn assign_to(&mut self, caller: &Identity) {
         if let Some(waiting) = &mut self.waiting {
             waiting.assign_to(caller);
+        }
+    }
+
+    /// Removes an entry from the context with which the work goes on in the copy.
+    pub fn remove_from_context(&mut self, name: &str) {
+        if let Some(context) = configurable_mut(&mut self.config) {
+            context.remove(name);
         }
     }
 

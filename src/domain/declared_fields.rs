@@ -86,10 +86,10 @@ impl DeclaredFields {
         })
     }
 
-    /// Validates the input of a client.
+    /// Validates the input of a run.
     ///
     /// # Errors
-    /// Returns the first field that does not match its schema, or that clients cannot write.
+    /// Returns the first field that does not match its schema, or that an input cannot write.
     pub fn check_input(&self, input: &Update) -> Result<(), Invalid> {
         let given = |name: &String| {
             self.0.get(name).is_some_and(|(field, _)| {
@@ -97,7 +97,7 @@ impl DeclaredFields {
             })
         };
         if let Some(name) = input.fields.keys().find(|name| given(name)) {
-            return Err(Invalid::new(name, "cannot be written by clients; leave it out"));
+            return Err(Invalid::new(name, "cannot be written by an input; leave it out"));
         }
         self.check(input)
     }

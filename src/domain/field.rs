@@ -22,18 +22,19 @@ pub enum Merge {
     ByKey,
 }
 
-/// The permissions of clients to read and write a field.
+/// The access of clients to a field: to read it, and to write it by the input of a run. Updates of the state and
+/// `command.update` are written like those of a node, as in LangGraph, and may write every field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FieldVisibility {
-    /// Clients can write and read the field.
+    /// Inputs can write the field, and clients can read it.
     #[default]
     Public,
-    /// Clients can write the field, but not read it.
+    /// Inputs can write the field, but clients cannot read it.
     Input,
-    /// Clients can read the field, but not write it.
+    /// Clients can read the field, but inputs cannot write it.
     Output,
-    /// Clients can neither read nor write the field, and it is not passed between an agent and its subagents.
+    /// Clients cannot read the field, inputs cannot write it, and it is not passed between an agent and its subagents.
     Private,
 }
 

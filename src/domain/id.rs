@@ -132,6 +132,12 @@ impl RunId {
     pub fn of_background(task: TaskId) -> Self {
         Self(Uuid::new_v5(&task.0, b"background run"))
     }
+
+    /// Returns whether the id was derived from a call, so that the server itself has created the run for an agent. The runs
+    /// that clients start have minted ids.
+    pub fn is_of_call(self) -> bool {
+        self.0.get_version_num() == 5
+    }
 }
 
 impl ThreadId {
@@ -252,5 +258,12 @@ mod tests {
         let ids: Vec<WorkerId> = (0..100).map(|_| WorkerId::mint()).collect();
         assert!(ids.is_sorted());
         assert!(ids.iter().all(|id| id.0.get_version_num() == 8));
+    }
+
+    #[test]
+    fn the_run_of_a_call_is_told_by_its_id() {
+        let task = TaskId(Uuid::nil());
+        assert!(RunId::of_background(task).is_of_call());
+        assert!(!RunId::mint().is_of_call());
     }
 }

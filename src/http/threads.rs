@@ -118,8 +118,9 @@ pub(super) async fn patch(
     }
     let patch = api.db.write(move |tx| {
         Box::pin(async move {
+            // Locked, or another patch could add to the metadata between the check and the write.
             if !metadata.is_empty()
-                && let Some(found) = threads::find(tx, id).await?
+                && let Some(found) = threads::lock(tx, id).await?
             {
                 let mut all = found.metadata;
                 all.extend(metadata.clone());

@@ -9,11 +9,13 @@ use super::background::delete_thread;
 use super::deliveries::Deliveries;
 use super::error::{CreateThreadError, StateWriteError};
 use super::interrupts::{self, open_interrupts};
+use super::registry::Registry;
 use super::retry::write_while_busy;
 use super::runs::Runs;
 use super::shared::Core;
 use super::state_update::{self, History, StateWrite, Superstep};
 use crate::db::checkpoints::NewCheckpoint;
+use crate::db::copies::Copy;
 use crate::db::erasure::{ErasedRows, ErasureRequest};
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbError, DbResult, Tx};
@@ -232,12 +234,17 @@ impl Threads {
     ) -> DbResult<Option<IdempotentOutcome<CreatedThread>>> {
         let now = self.core.clock.now();
         let ownership = Ownership::of(caller);
-        let begun = self
-            .core
-            .db
-            .write(move |tx| Box::pin(db::copies::begin(tx, from, to, ownership, now)))
-            .await?;
-        let Some(mut copy) = begun else { return Ok(None) };
+        let registry = Arc::clone(&self.core.registry);
+        let begun = self.core.db.write(move |tx| {
+            Box::pin(async move {
+                let mut begun = db::copies::begin(tx, from, to, ownership, now).await?;
+                if let Some(copy) = &mut begun {
+                    remove_choices_of_starter(tx, from, copy, &registry).await?;
+                }
+                DbResult::Ok(begun)
+            })
+        });
+        let Some(mut copy) = begun.await? else { return Ok(None) };
         copy.assign_to(caller);
         loop {
             let read = self.core.db.read(move |tx| {
@@ -307,6 +314,28 @@ impl Threads {
         }
         Ok(pruned)
     }
+}
+
+/// Removes from the copy of a background task's thread what the agent that started the task has chosen: on the thread of the
+/// task, nothing is chosen.
+async fn remove_choices_of_starter(
+    tx: &mut Tx<'_>,
+    from: ThreadId,
+    copy: &mut Copy,
+    registry: &Registry,
+) -> DbResult<()> {
+    if db::background::find(tx, from).await?.is_none() {
+        return Ok(());
+    }
+    let Some(thread) = db::threads::find(tx, from).await? else {
+        return Ok(());
+    };
+    if let Some(known) = registry.of_thread(tx, &thread).await? {
+        for name in known.choice_names() {
+            copy.remove_from_context(name);
+        }
+    }
+    Ok(())
 }
 
 /// Removes the background tasks that are not over from an agent of a thread that was copied, since nothing of them reaches the

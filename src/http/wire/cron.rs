@@ -23,7 +23,7 @@ use crate::domain::time::Timestamp;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select, fields};
 use crate::http::unknown_keys;
-use crate::runtime::NewCron;
+use crate::runtime::{AssistantRef, NewCron};
 
 /// A request to create or change a cron: the run, with the fields of a run request, and its schedule.
 #[derive(Debug)]
@@ -181,7 +181,27 @@ pub fn read_patch(old: &Cron, patch: &Object, caller: &Arc<Identity>) -> Result<
             _ => _ = payload.insert(name.to_owned(), value.clone()),
         }
     }
+    // A request that an earlier build has stored may be refused by now, and can be stopped all the same.
+    if patch.len() == 1 && patch.get("enabled") == Some(&Value::Bool(false)) {
+        return Ok(stopped(old, payload, caller));
+    }
     read_new_cron(payload, old.thread, caller)
+}
+
+/// Returns the cron `old` with another payload, so that it starts no runs. Its request stays as it was read before.
+fn stopped(old: &Cron, payload: Object, caller: &Arc<Identity>) -> NewCron {
+    NewCron {
+        caller: Arc::clone(caller),
+        thread: old.thread,
+        assistant: AssistantRef::Id(old.assistant),
+        schedule: old.schedule.clone(),
+        end: old.end,
+        enabled: false,
+        keep_threads: old.keep_threads,
+        request: old.request.clone(),
+        metadata: old.metadata.clone(),
+        payload,
+    }
 }
 
 /// Removes the cron's id from the settings; it was added by the server.

@@ -17,15 +17,37 @@ use crate::domain::interrupt::{Interrupt, QuestionKind};
 use crate::domain::schema_text::SchemaText;
 use crate::domain::time::Timestamp;
 
-/// An interrupt as threads and states show it: `{id, value}`, the schema of a valid answer for some kinds, and the name of a
-/// subagent. A server whose agents call this one tells by the schema what it may answer.
+/// An interrupt as threads and states show it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct InterruptSummary {
+    /// The id of the interrupt: 32 hexadecimal digits.
+    pub id: String,
+    /// The question; for approvals `{action_requests, review_configs}`.
+    pub value: Value,
+    /// The JSON Schema of a valid answer; only for approvals of one call and questions of `ask_user`. A server whose agents
+    /// call this one tells by it what it may answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub response_schema: Option<Value>,
+    /// The subagent that raised it; absent for the main agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_name: Option<String>,
+    /// The names of the agents from the main agent down to this subagent; absent for the main agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_path: Option<Vec<String>>,
+}
+
+/// An interrupt as threads and states show it, as JSON.
 pub fn brief(interrupt: &Interrupt) -> Value {
     let question = &interrupt.question;
-    let mut shown = json!({"id": interrupt.id, "value": question.value});
-    if question.shows_schema() {
-        shown["response_schema"] = question.schema.parse();
-    }
-    with_agent(shown, interrupt)
+    let path = Some(&question.agent_path).filter(|path| path.len() > 1);
+    super::json(&InterruptSummary {
+        id: interrupt.id.0.clone(),
+        value: question.value.clone(),
+        response_schema: question.shows_schema().then(|| question.schema.parse()),
+        agent_name: path.and_then(|path| path.last().cloned()),
+        agent_path: path.cloned(),
+    })
 }
 
 /// Adds the name and the path of the subagent that asks. Interrupts of the main agent have neither.

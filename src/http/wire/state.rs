@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::Object;
 use super::history::{CompletedStep, HistoryEntry, HistoryFields};
-use super::interrupt::brief;
+use super::interrupt::{InterruptSummary, brief};
 use super::values::Values;
 use crate::db::checkpoints::CheckpointSummary;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
@@ -45,8 +45,8 @@ pub struct StateView {
     pub checkpoint: Option<CheckpointView>,
     /// The parent checkpoint.
     pub parent_checkpoint: Option<CheckpointView>,
-    /// The interrupts of the tasks: `{id, value}`.
-    #[schema(value_type = Vec<Object>)]
+    /// The interrupts of the tasks.
+    #[schema(value_type = Vec<InterruptSummary>)]
     pub interrupts: Vec<Value>,
     /// The id of the checkpoint.
     pub checkpoint_id: Option<Uuid>,
@@ -67,8 +67,8 @@ pub struct TaskView {
     pub path: Value,
     /// The error of a task that failed, or that was open when its run was cancelled.
     pub error: Option<String>,
-    /// The interrupts: `{id, value}`.
-    #[schema(value_type = Vec<Object>)]
+    /// The interrupts.
+    #[schema(value_type = Vec<InterruptSummary>)]
     pub interrupts: Vec<Value>,
     /// The newest checkpoint of the task's subagent, with `subgraphs`.
     pub checkpoint: Option<CheckpointView>,
@@ -370,7 +370,8 @@ impl StateView {
 /// A state update.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct StateUpdate {
-    /// The values to write: an object, a list of objects, or null.
+    /// The values to write: an object, a list of objects, or null. They may be those of every field, also of those that an
+    /// input may not write.
     #[schema(value_type = Option<Object>)]
     pub values: Option<Value>,
     /// The node that the update is attributed to; the last one when absent. `__end__` ends the turn: no node follows, and

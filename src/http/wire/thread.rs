@@ -8,6 +8,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::interrupt::InterruptSummary;
 use super::retention::{TtlRequest, TtlView};
 use super::{Object, read_id};
 use crate::db::thread_search as rows;
@@ -351,8 +352,8 @@ pub struct ThreadView {
     /// The error `{error, message}` of the last run, if it failed.
     #[schema(value_type = Option<Object>)]
     pub error: Option<Value>,
-    /// The open interrupts at the newest checkpoint, by the id of the task that raised them: lists of `{id, value}`.
-    #[schema(value_type = Object)]
+    /// The open interrupts at the newest checkpoint, by the id of the task that raised them.
+    #[schema(value_type = BTreeMap<String, Vec<InterruptSummary>>)]
     pub interrupts: Object,
     /// The time to live; only if it is requested and limited.
     #[serde(skip_serializing_if = "Option::is_none")]

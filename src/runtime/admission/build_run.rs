@@ -76,8 +76,8 @@ pub(super) fn build_run(
 }
 
 /// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An
-/// answer without a context keeps the context of the thread's last run, without choices that are not the agent's unless the run
-/// is a part of a background task; one with a context keeps what that run has chosen, unless it chooses anew.
+/// answer without a context keeps the context of the thread's last run; one with a context keeps what that run has chosen,
+/// unless it chooses anew. Choices that the agent does not allow are left out, unless the run is a part of a background task.
 pub(in crate::runtime) fn settings(
     new_run: &NewRun,
     resolved: &ResolvedAssistant,
@@ -90,13 +90,16 @@ pub(in crate::runtime) fn settings(
     let Some(before) = before.filter(|_| resumes_work(new_run)) else {
         return assistant.as_defaults_for(config, context);
     };
-    if context.is_empty() && !before.is_empty() {
-        let known = &resolved.known;
-        let mut before = before.clone();
-        // On the copy of a background task's thread, the context has the choices of another agent.
-        if !is_of_task && known.check_choices(&before).is_err() {
-            before.retain(|name, _| known.choice_names().all(|choice| choice != name));
-        }
+    let keeps_context = context.is_empty() && !before.is_empty();
+    let mut before = before.clone();
+    // The answer may name another agent, and another definition may have the name of a deleted one.
+    if !is_of_task && resolved.known.check_choices(&before).is_err() {
+        before.retain(|name, value| {
+            let alone = Map::from_iter([(name.clone(), value.clone())]);
+            resolved.known.check_choices(&alone).is_ok()
+        });
+    }
+    if keeps_context {
         let mut config = config.clone();
         set_configurable(&mut config, before.clone());
         return assistant.as_defaults_for(&config, &before);

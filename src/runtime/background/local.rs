@@ -289,7 +289,8 @@ async fn continue_task(
     db::threads::lock(tx, task).await?;
     let in_flight = db::runs::in_flight(tx, task).await?;
     let mine = json!(parent.run);
-    let is_mine = |run: &Run| run.metadata.get(PARENT_RUN) == Some(&mine);
+    // Clients and other servers write this key, too, so it says something only about a run that this server has created.
+    let is_mine = |run: &Run| run.id.is_of_call() && run.metadata.get(PARENT_RUN) == Some(&mine);
     let waits = in_flight
         .iter()
         .any(|run| TaskStatus::from(run.status) == TaskStatus::Pending && is_mine(run));
@@ -333,7 +334,7 @@ async fn take_over_messages(
     context: &AdmissionContext,
 ) -> DbResult<()> {
     let mut messages: Vec<Value> = vec![];
-    let is_unread = |run: &&Run| run.status == RunStatus::Pending && run.metadata.contains_key(PARENT_RUN);
+    let is_unread = |run: &&Run| run.status == RunStatus::Pending && run.id.is_of_call();
     for run in in_flight.iter().filter(is_unread) {
         let Some(earlier) = messages_of(run.request.input.as_ref()) else {
             continue;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::actors::Run;
 use crate::support::postgres_proxy::{Commits, play_behind_proxy};
 use crate::support::{
     Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, script, transcript,
@@ -191,6 +192,8 @@ on_both_engines! {
     a_further_message_interrupts_the_task_and_is_answered,
     one_further_message_can_wait_for_the_end_of_the_task,
     messages_that_are_sent_together_all_reach_the_task,
+    a_queued_run_of_a_client_keeps_its_message_whatever_its_metadata,
+    a_queued_run_of_a_client_holds_no_message_of_the_agent_up_whatever_its_metadata,
     a_result_is_reported_although_a_message_follows_at_once,
     the_result_of_an_approved_run_is_reported_although_a_message_follows_at_once,
     a_question_is_reported_although_a_message_waits_behind_it,
@@ -416,6 +419,60 @@ async fn messages_that_are_sent_together_all_reach_the_task(server: TestServer) 
         assert_eq!(said.iter().filter(|other| **other == line).count(), 1, "{said:#?}");
     }
     server.tools.let_go("lookup");
+}
+
+/// Has a client start a run on the thread of a task, with the metadata of a run that the agent of the run `parent` starts.
+async fn starts_by_hand(human: &Human, task: &Value, parent: &Value) -> Run {
+    let work = worker(human, task);
+    let more =
+        json!({"assistant_id": "scribe", "multitask_strategy": "enqueue", "metadata": {"parent_run_id": parent}});
+    let body = work.run_body("by hand", more);
+    work.run(&work.client().post(&work.path("/runs"), body).await.ok())
+}
+
+async fn a_queued_run_of_a_client_keeps_its_message_whatever_its_metadata(server: TestServer) {
+    let (alice, task) = with_a_task(&server, "writer", "").await;
+    let by_hand = starts_by_hand(&alice, &task, &alice.runs().await[0]["run_id"]).await;
+    tells(&alice, &task, "something else").await;
+    let work = worker(&alice, &task);
+    has_run(&work, 3).await;
+    assert_eq!(by_hand.status().await, "success");
+    let said = work.transcript().await;
+    for answer in ["ai: echo: by hand", "ai: echo: something else"] {
+        assert!(said.iter().any(|line| line == answer), "{said:#?}");
+    }
+    server.tools.let_go("lookup");
+}
+
+async fn a_queued_run_of_a_client_holds_no_message_of_the_agent_up_whatever_its_metadata(server: TestServer) {
+    let configuration = boss("").replacen("tools = [\"lookup\"]", "tools = [\"lookup\", \"slow\"]", 1);
+    server.is_configured_with(&configuration).await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    server.tools.hold("slow");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    starts_a_task(&alice, "courier", work).await;
+    let task = the_task(&alice).await;
+    server.tools.called("lookup", 1).await;
+    let run = alice
+        .asks(
+            script()
+                .calls(call("s1", "slow", json!({})))
+                .calls(tell("u1", &task, "and then"))
+                .says("well"),
+        )
+        .await;
+    server.tools.called("slow", 1).await;
+    starts_by_hand(&alice, &task, &json!(run.id)).await;
+    server.tools.let_go("slow");
+    run.finishes().await;
+    let said = alice.transcript().await;
+    assert!(
+        said[said.len() - 2].starts_with("update_async_task: The background task"),
+        "{said:#?}"
+    );
+    server.tools.let_go("lookup");
+    has_run(&worker(&alice, &task), 3).await;
 }
 
 /// Returns the configuration in which the agent is woken for the tasks of `courier`, too, and `scribe` has these lines.

@@ -51,6 +51,7 @@ on_both_engines! {
     a_choice_that_is_not_allowed_is_refused_with_its_field,
     the_schemas_describe_the_choices,
     a_resumed_run_keeps_its_choices_in_another_process,
+    an_answer_to_another_agent_leaves_out_only_the_choices_that_it_does_not_allow,
     a_subagent_has_what_it_inherits_of_the_choice,
     an_agent_in_the_background_has_its_own_defaults,
     a_compaction_of_a_background_task_chooses_nothing,
@@ -205,6 +206,20 @@ async fn a_resumed_run_keeps_its_choices_in_another_process(server: TestServer) 
     let run = &alice.runs().await[0];
     assert_eq!(run["kwargs"]["context"]["tools"], json!(["send_email"]));
     assert_eq!(run["kwargs"]["config"]["configurable"]["user_name"], "Ann");
+}
+
+async fn an_answer_to_another_agent_leaves_out_only_the_choices_that_it_does_not_allow(server: TestServer) {
+    server.is_configured_with(CHOOSY).await;
+    let alice = server.human("choosy").await;
+    let chosen = json!({"context": {"user_name": "Ann", "model": "scripted:other"}});
+    let text = script().calls(mail("m1", "bob")).turn(json!({"echo_system": true}));
+    let body = alice.run_body(text, chosen);
+    alice.client().post(&alice.path("/runs/wait"), body).await.ok();
+    let answer = json!({"command": {"resume": {"decisions": [{"type": "approve"}]}}, "assistant_id": "narrow"});
+    let values = alice.client().post(&alice.path("/runs/wait"), answer).await.ok();
+    let said = transcript(&values).pop().expect("an answer");
+    assert!(said.contains("You are narrow, Ann."), "{said}");
+    assert_eq!(alice.runs().await[0]["kwargs"]["context"], json!({"user_name": "Ann"}));
 }
 
 async fn a_subagent_has_what_it_inherits_of_the_choice(server: TestServer) {

@@ -23,6 +23,7 @@ on_both_engines! {
     the_later_call_wins_when_two_subagents_write_one_field,
     private_fields_are_not_shown,
     values_that_do_not_fit_a_declared_field_are_refused,
+    updates_of_the_state_may_write_the_fields_that_an_input_may_not,
     the_schemas_of_the_assistant_show_the_declared_fields,
 }
 
@@ -112,6 +113,22 @@ async fn values_that_do_not_fit_a_declared_field_are_refused(server: TestServer)
         .post(&alice.path("/state"), json!({"values": {"findings": [7]}}))
         .await;
     assert_eq!(written.status, 422, "{}", written.body);
+}
+
+async fn updates_of_the_state_may_write_the_fields_that_an_input_may_not(server: TestServer) {
+    let alice = server.human("keeper").await;
+    alice.says("hello").await;
+    let fields = |verdict: &str| json!({"verdict": verdict, "draft": "x"});
+    let command = json!({"assistant_id": "keeper", "command": {"update": fields("bad")}});
+    for (path, body, verdict) in [
+        ("/state", json!({"values": fields("good")}), "good"),
+        ("/runs/wait", command, "bad"),
+    ] {
+        server.client().post(&alice.path(path), body).await.ok();
+        let values = alice.state().await["values"].clone();
+        assert_eq!(values["verdict"], verdict);
+        assert_eq!(values.get("draft"), None);
+    }
 }
 
 async fn the_schemas_of_the_assistant_show_the_declared_fields(server: TestServer) {

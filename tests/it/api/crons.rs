@@ -84,6 +84,7 @@ on_both_engines! {
     no_run_starts_after_the_end_time,
     a_disabled_cron_starts_no_run_later,
     a_cron_whose_runs_are_refused_by_now_can_be_disabled,
+    a_cron_whose_stored_request_is_refused_by_now_can_be_disabled,
     a_busy_thread_follows_the_multitask_strategy,
     the_crons_of_a_thread_are_deleted_with_it,
     the_crons_of_an_assistant_are_deleted_with_it,
@@ -264,6 +265,31 @@ async fn a_cron_whose_runs_are_refused_by_now_can_be_disabled(server: TestServer
     is_refused(json!({"enabled": true})).await;
     let allowed = json!({"enabled": true, "context": {"model": "scripted:cheap"}});
     assert_eq!(client.patch(&path, allowed).await.ok()["enabled"], true);
+}
+
+async fn a_cron_whose_stored_request_is_refused_by_now_can_be_disabled(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let checkpoint = alice.state().await["checkpoint_id"].clone();
+    let body = cron_body("0 0 1 1 *", json!({"checkpoint": {"checkpoint_id": checkpoint}}));
+    let cron = client.post(&alice.path("/runs/crons"), body).await.ok();
+    let path = format!("/runs/crons/{}", id(&cron));
+    // Earlier builds took a checkpoint whose id is no text for none.
+    let earlier =
+        format!("update crons set payload = replace(payload, '\"checkpoint_id\":{checkpoint}', '\"checkpoint_id\":5')");
+    server.executes_sql(&earlier).await;
+    let is_refused = async |patch: Value| {
+        let refused = client.patch(&path, patch).await.refused(422);
+        assert!(refused.starts_with("checkpoint.checkpoint_id: "), "{refused}");
+    };
+    is_refused(json!({"schedule": "@daily"})).await;
+    let stopped = client.patch(&path, json!({"enabled": false})).await.ok();
+    assert_eq!(stopped["enabled"], false);
+    assert_eq!(stopped["schedule"], "0 0 1 1 *");
+    assert_eq!(stopped["payload"]["checkpoint"], json!({"checkpoint_id": 5}));
+    assert_eq!(show(&client, &cron).await["enabled"], false);
+    is_refused(json!({"enabled": true})).await;
 }
 
 async fn a_busy_thread_follows_the_multitask_strategy(server: TestServer) {

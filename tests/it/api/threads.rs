@@ -19,6 +19,7 @@ on_both_engines! {
     a_new_thread_is_idle_and_empty,
     a_client_can_choose_the_id_of_a_thread_once,
     a_patch_adds_to_the_metadata,
+    patches_at_the_same_time_do_not_exceed_the_size_of_metadata_together,
     deleting_a_thread_deletes_everything_on_it,
     deleting_a_busy_thread_stops_its_run,
     search_by_metadata_and_status_returns_the_total,
@@ -77,6 +78,29 @@ async fn a_patch_adds_to_the_metadata(server: TestServer) {
         client.get(&path).await.ok()["metadata"],
         json!({"a": 1, "b": 2, "c": 3})
     );
+}
+
+async fn patches_at_the_same_time_do_not_exceed_the_size_of_metadata_together(server: TestServer) {
+    let client = server.client();
+    for _ in 0..3 {
+        let thread = client.thread().await;
+        let path = format!("/threads/{thread}");
+        // One of them fits, and no two.
+        let patches = (0..12).map(|number| {
+            let key = format!("key-{number}");
+            let patch = json!({"metadata": {key: "x".repeat(40_000)}});
+            client.patch(&path, patch)
+        });
+        let replies = futures::future::join_all(patches).await;
+        let (stored, refused): (Vec<_>, Vec<_>) = replies.into_iter().partition(|reply| reply.status == 200);
+        assert_eq!(stored.len(), 1);
+        for reply in refused {
+            let reason = reply.refused(422);
+            assert!(reason.starts_with("metadata: is larger than "), "{reason}");
+        }
+        let metadata = client.get(&path).await.ok()["metadata"].clone();
+        assert_eq!(metadata.as_object().expect("an object").len(), 1);
+    }
 }
 
 async fn deleting_a_thread_deletes_everything_on_it(server: TestServer) {

@@ -15,7 +15,8 @@ pub struct CommandBody {
     /// interrupts are reported again.
     #[schema(value_type = Option<Object>)]
     pub resume: Option<Value>,
-    /// A state update: an object, or a list of pairs `[field, value]`.
+    /// A state update: an object, or a list of pairs `[field, value]`. It may write every field, also those that an input
+    /// may not.
     #[schema(value_type = Option<Object>)]
     pub update: Option<Value>,
     /// The next node, or a list of nodes. `{"node": …, "input": …}` gives a node its own input: for `model` the
