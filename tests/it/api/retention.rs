@@ -266,12 +266,12 @@ async fn a_thread_can_be_created_with_a_history(server: TestServer) {
 }
 
 async fn a_history_has_only_values_that_an_update_may_have(server: TestServer) {
-    let keeper = "[agents.keeper]\nmodel = \"scripted:lab\"\n[agents.keeper.state.notes]\nmerge = \"append\"\n";
-    server.is_configured_with(keeper).await;
+    let noter = "[agents.noter]\nmodel = \"scripted:lab\"\n[agents.noter.state.notes]\nmerge = \"append\"\n";
+    server.is_configured_with(noter).await;
     let client = server.client();
     let body = |notes: Value| {
         let update = json!({"values": {"notes": notes}, "as_node": "__input__"});
-        json!({"metadata": {"graph_id": "keeper"}, "supersteps": [{"updates": [update]}]})
+        json!({"metadata": {"graph_id": "noter"}, "supersteps": [{"updates": [update]}]})
     };
     let refused = client.post("/threads", body(json!("no list"))).await.refused(422);
     assert!(
