@@ -15,7 +15,6 @@ use super::runs::Runs;
 use super::shared::Core;
 use super::state_update::{self, History, StateWrite, Superstep};
 use crate::db::checkpoints::NewCheckpoint;
-use crate::db::copies::Copy;
 use crate::db::erasure::{ErasedRows, ErasureRequest};
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbError, DbResult, Tx};
@@ -321,7 +320,7 @@ impl Threads {
 async fn remove_choices_of_starter(
     tx: &mut Tx<'_>,
     from: ThreadId,
-    copy: &mut Copy,
+    copy: &mut db::copies::Copy,
     registry: &Registry,
 ) -> DbResult<()> {
     if db::background::find(tx, from).await?.is_none() {

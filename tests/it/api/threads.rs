@@ -1,9 +1,13 @@
 //! Threads: creation, search, changes, copies and deletion.
 
+use futures::future::join_all;
 use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, raw_sql};
 use uuid::Uuid;
 
-use crate::support::{Human, TestServer, mail, on_both_engines, script, task, transcript};
+use crate::support::{
+    Engine, Human, TestServer, eventually, mail, on_both_engines, play, postgres, script, task, transcript,
+};
 
 /// Returns the ids of the threads in a response, in its order.
 fn ids(threads: &Value) -> Vec<&str> {
@@ -19,7 +23,6 @@ on_both_engines! {
     a_new_thread_is_idle_and_empty,
     a_client_can_choose_the_id_of_a_thread_once,
     a_patch_adds_to_the_metadata,
-    patches_at_the_same_time_do_not_exceed_the_size_of_metadata_together,
     deleting_a_thread_deletes_everything_on_it,
     deleting_a_busy_thread_stops_its_run,
     search_by_metadata_and_status_returns_the_total,
@@ -80,18 +83,29 @@ async fn a_patch_adds_to_the_metadata(server: TestServer) {
     );
 }
 
-async fn patches_at_the_same_time_do_not_exceed_the_size_of_metadata_together(server: TestServer) {
-    let client = server.client();
-    for _ in 0..3 {
+/// On SQLite writes are one after the other, so only Postgres has patches at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn patches_at_the_same_time_do_not_exceed_the_size_of_metadata_together() {
+    const WAITING: &str = "select count(*) from pg_stat_activity where datname = current_database() \
+        and wait_event_type = 'Lock'";
+    play(Engine::Postgres, async |server: TestServer| {
+        let client = server.client();
         let thread = client.thread().await;
         let path = format!("/threads/{thread}");
-        // One of them fits, and no two.
-        let patches = (0..12).map(|number| {
-            let key = format!("key-{number}");
-            let patch = json!({"metadata": {key: "x".repeat(40_000)}});
-            client.patch(&path, patch)
-        });
-        let replies = futures::future::join_all(patches).await;
+        let mut other = postgres::connect(&server.database_url()).await;
+        let id = server.id_in_sql(&thread);
+        let lock = format!("begin; select 1 from threads where thread_id = {id} for update");
+        raw_sql(AssertSqlSafe(lock))
+            .execute(&mut other)
+            .await
+            .expect("the lock");
+        // Each of them fits, but not both.
+        let patches = ["a", "b"].map(|key| client.patch(&path, json!({"metadata": {key: "x".repeat(40_000)}})));
+        let both_wait = async {
+            eventually(async || server.number_in_database(WAITING).await == 2).await;
+            raw_sql("rollback").execute(&mut other).await.expect("it is there");
+        };
+        let (replies, ()) = tokio::join!(join_all(patches), both_wait);
         let (stored, refused): (Vec<_>, Vec<_>) = replies.into_iter().partition(|reply| reply.status == 200);
         assert_eq!(stored.len(), 1);
         for reply in refused {
@@ -100,7 +114,8 @@ async fn patches_at_the_same_time_do_not_exceed_the_size_of_metadata_together(se
         }
         let metadata = client.get(&path).await.ok()["metadata"].clone();
         assert_eq!(metadata.as_object().expect("an object").len(), 1);
-    }
+    })
+    .await;
 }
 
 async fn deleting_a_thread_deletes_everything_on_it(server: TestServer) {
