@@ -64,8 +64,8 @@ fn run_path(run: &Run) -> String {
 
 /// Creates a run, waits for its end and returns the final values. Newlines keep the connection alive meanwhile.
 ///
-/// A failed run returns 200 with `__error__`; an interrupted run returns its values with `__interrupt__`, a list of
-/// interrupts as the state of the thread shows them.
+/// A failed run returns 200 with `__error__`; an interrupted run returns its values with `__interrupt__`, a list of its
+/// interrupts as streams show them. Several interrupts are returned without the values.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/wait", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The final values", body = Value,
