@@ -30,9 +30,10 @@ const TABLE: &str = "interrupts";
 const MAX_IDS: usize = 200;
 
 /// The SQL condition on the pending run of the row `{run}` that no question of the present branch of its thread is in its
-/// way.
+/// way. `offset 0` keeps Postgres from reading the pending interrupts of all threads.
 pub(super) const NO_QUESTION: &str = "({run}.turn is null or {run}.turn <> 'after_answers' \
-    or not exists (select 1 from interrupts asked where asked.thread_id = {run}.thread_id and asked.status = 'pending'))";
+    or not exists (select 1 from interrupts asked where asked.thread_id = {run}.thread_id and asked.status = 'pending' \
+    limit 1 offset 0))";
 
 /// An interrupt with its source, status and answer.
 #[derive(Debug, Clone, PartialEq)]

@@ -366,20 +366,20 @@ const LEAVE: &str = "update threads set status = case when ";
 /// The rest of that update.
 const LEFT: &str = " then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
     expires_at = $6 + ttl where thread_id = $1";
-/// The condition that another run of thread `$1` than `$2` is at work, or waits for no answer.
+/// The condition that another run of thread `$1` than `$2` is at work, or waits for no answer: a
+/// [question about a thread](super::runs::of_thread).
 const HAS_OTHERS: &str = concatcp!(
-    "exists (select 1 from runs other \
-     where other.thread_id = $1 and other.depth = 0 and other.status = 'running' and other.run_id <> $2) \
-     or exists (select 1 from runs other \
-     where other.thread_id = $1 and other.depth = 0 and other.status = 'pending' and other.run_id <> $2 and ",
+    "exists (select 1 from runs other where other.thread_id = $1 and other.depth = 0 and {running} \
+     and other.run_id <> $2) \
+     or exists (select 1 from runs other where other.thread_id = $1 and other.depth = 0 and {pending} \
+     and other.run_id <> $2 and ",
     str_replace!(NO_QUESTION, "{run}", "other"),
     ")"
 );
 /// The condition that thread `$1` [may hold messages](LeftThread::may_hold_messages).
 const MAY_HOLD_MESSAGES: &str = "exists (select 1 from interrupts asked \
     where asked.thread_id = $1 and asked.status = 'pending') and exists (select 1 from runs message \
-    where message.thread_id = $1 and message.depth = 0 and message.status = 'pending' \
-    and message.turn in ('after_answers', 'unheld'))";
+    where message.thread_id = $1 and message.depth = 0 and {pending} and message.turn in ('after_answers', 'unheld'))";
 
 /// Updates the status, error and times of a thread at the end of a run. Returns none if the thread does not exist.
 pub async fn leave(
@@ -389,7 +389,8 @@ pub async fn leave(
     now: Timestamp,
 ) -> DbResult<Option<LeftThread>> {
     const SQL: &str = concatcp!(LEAVE, HAS_OTHERS, LEFT, " returning ", MAY_HOLD_MESSAGES);
-    let update = leave_statement(tx, SQL, id, left, now).await?;
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    let update = leave_statement(tx, sql, id, left, now).await?;
     let found: Option<(bool,)> = update.fetch_optional().await?;
     Ok(found.map(|(may_hold_messages,)| LeftThread { may_hold_messages }))
 }
@@ -409,9 +410,9 @@ pub async fn leave_without_messages(
     const OTHER: &str = "exists (select 1 from runs other \
         where other.thread_id = $1 and other.depth = 0 and other.run_id <> $2 and other.status ";
     const END: &str = concatcp!(LEFT, " and not (", MAY_HOLD_MESSAGES, ")");
-    const SQLITE: &str = concatcp!(LEAVE, OTHER, "= 'pending')", END);
+    const SQLITE: &str = concatcp!(LEAVE, OTHER, "= 'pending')", of_thread_on_sqlite!(END));
     // By the condition of the index of runs by thread. Postgres could look for pending runs among those of all threads.
-    const POSTGRES: &str = concatcp!(LEAVE, OTHER, "in ('pending', 'running'))", END);
+    const POSTGRES: &str = concatcp!(LEAVE, OTHER, "in ('pending', 'running'))", of_thread_on_postgres!(END));
     let sql = tx.either(SQLITE, POSTGRES);
     let update = leave_statement(tx, sql, id, left, now).await?;
     update.change_later().await
