@@ -768,9 +768,10 @@ pub async fn abandon_these(
 
 /// Returns the pending runs of a thread that bring answers, each with an interrupt that it answers.
 pub async fn queued_answers(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<(RunId, InterruptId)>> {
+    // With `depth = 0`, Postgres may look for the runs among those of all threads that wait.
     const SQL: &str = "select runs.run_id, answered.interrupt_id from interrupts answered \
         join runs on runs.run_id = answered.resumed_by where answered.thread_id = $1 \
-        and answered.status in ('resolved', 'expired') and runs.depth = 0 and runs.status = 'pending'";
+        and answered.status in ('resolved', 'expired') and runs.depth < 1 and runs.status = 'pending'";
     let found: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
     Ok(found
         .into_iter()
