@@ -17,6 +17,7 @@ use super::engine::sealing::Sealer;
 use super::engine::{Engine, LaterRows, Statement, on_engine};
 use super::interrupts::NO_QUESTION;
 use super::row::from_row;
+use super::runs::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use super::{DbResult, Tx, access, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
@@ -466,13 +467,14 @@ pub struct ThreadVersion {
 
 /// Returns the versions of those of these threads that exist.
 pub async fn versions(tx: &mut Tx<'_>, threads: &[ThreadId]) -> DbResult<Vec<ThreadVersion>> {
+    const AT_WORK: &str = ", exists (select 1 from runs where runs.thread_id = threads.thread_id and depth = 0 and {running} \
+        limit 1 offset 0) from threads where thread_id in (";
+    let at_work = tx.either(of_thread_on_sqlite!(AT_WORK), of_thread_on_postgres!(AT_WORK));
     // On Postgres, the id of the transaction that wrote the row: clocks of servers may differ.
     let version = tx.either("updated_at", "cast(cast(threads.xmin as text) as bigint)");
     let found: Vec<(Uuid, i64, bool)> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select thread_id, ");
-        sql.push(version)
-            .push(", exists (select 1 from runs where runs.thread_id = threads.thread_id ");
-        sql.push("and depth = 0 and status = 'running') from threads where thread_id in (");
+        sql.push(version).push(at_work);
         let mut list = sql.separated(", ");
         for thread in threads {
             list.push_bind(thread.0);
