@@ -8,6 +8,7 @@ use super::codec::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::engine::{LaterRows, on_engine};
 use super::interrupts::NO_QUESTION;
 use super::row::from_row;
+use super::runs::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use super::runs::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 use super::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskLineage, TaskRecord};
@@ -193,12 +194,13 @@ pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskReco
     readable(rows)
 }
 
-/// The SQL condition that the task of row `t` is not over, as far as this server knows.
-const IS_NOT_OVER: &str = "(exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
-    and r.status = 'pending') or exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
-    and r.status = 'running') or exists (select 1 from interrupts i \
-    where i.thread_id = t.task_id and i.status = 'pending') or exists (select 1 from remote_runs w \
-    where w.remote_run_id = t.task_id and coalesce(w.seen_status, 'running') in ('pending', 'running', 'waiting')))";
+/// The SQL condition that the task of row `t` is not over, as far as this server knows: a
+/// [question about a thread](super::runs::of_thread). `offset 0` keeps Postgres from answering it for all threads.
+const IS_NOT_OVER: &str = "(exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and {pending} \
+    limit 1 offset 0) or exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and {running} \
+    limit 1 offset 0) or exists (select 1 from interrupts i where i.thread_id = t.task_id and i.status = 'pending' \
+    limit 1 offset 0) or exists (select 1 from remote_runs w where w.remote_run_id = t.task_id \
+    and coalesce(w.seen_status, 'running') in ('pending', 'running', 'waiting') limit 1 offset 0))";
 
 /// Counts the unfinished tasks of a thread, including those that wait for an answer.
 pub async fn not_over(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<i64> {
@@ -206,7 +208,8 @@ pub async fn not_over(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<i64> {
         "select count(*) from background_tasks t where t.parent_thread = $1 and ",
         IS_NOT_OVER
     );
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(parent.0)
         .fetch_one(conn)
         .await)?)
@@ -218,7 +221,8 @@ pub async fn not_over_in_tree(tx: &mut Tx<'_>, tree: RunId) -> DbResult<i64> {
         "select count(*) from background_tasks t where t.task_id in (select thread_id from tree_shares where tree_id = $1) and ",
         IS_NOT_OVER
     );
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(tree.0)
         .fetch_one(conn)
         .await)?)
@@ -260,25 +264,26 @@ pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
 /// Returns idle threads whose agent may not know the outcome of a task, but not those that have a job for that: agents that
 /// could not be told yet must not hide the others.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
+    // From the few tasks that are watched to their parents: Postgres could begin with all threads that are idle.
     const IDLE: &str = concatcp!(
-        "select distinct t.parent_thread from background_tasks t \
-         join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
-         where t.watched and p.status in ('idle', 'error') and not exists (select 1 from jobs j \
+        "select distinct t.parent_thread from background_tasks t left join remote_runs w on w.remote_run_id = t.task_id \
+         where t.watched and (select p.status from threads p where p.thread_id = t.parent_thread) in ('idle', 'error') \
+         and not exists (select 1 from jobs j \
          where j.kind = 'notify_parent' and j.key = t.parent_thread) and case when w.url is null then \
-         not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and r.status = 'running') \
-         and not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and r.status = 'pending' and ",
+         not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and {running} limit 1 offset 0) \
+         and not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and {pending} and ",
         str_replace!(NO_QUESTION, "{run}", "r"),
-        ") and (t.told_run is null or t.told_run is distinct from ("
+        " limit 1 offset 0) and (t.told_run is null or t.told_run is distinct from ("
     );
     const REMOTE: &str = ")) else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
         and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1";
     const SQLITE: &str = concatcp!(
-        IDLE,
+        of_thread_on_sqlite!(IDLE),
         str_replace!(LAST_ENDED_ON_SQLITE, "{thread}", "t.task_id"),
         REMOTE
     );
     const POSTGRES: &str = concatcp!(
-        IDLE,
+        of_thread_on_postgres!(IDLE),
         str_replace!(LAST_ENDED_ON_POSTGRES, "{thread}", "t.task_id"),
         REMOTE
     );

@@ -569,14 +569,21 @@ pub async fn unfinished_lanes(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec
     Ok(found)
 }
 
-/// Returns the first checkpoint, with its number, that a client's update of the main agent's state made after `seq`.
-pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<Option<(CheckpointId, i64)>> {
+/// Returns the first checkpoint, with its number, that a client's update of the main agent's state made after `seq` and before
+/// the number `end`. The steps between them are read.
+pub async fn update_between(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    seq: i64,
+    end: i64,
+) -> DbResult<Option<(CheckpointId, i64)>> {
     const SQL: &str = "select checkpoint_id, seq from checkpoints where thread_id = $1 and lane = $2 and seq > $3 \
-        and source = 'update' and run_id is null order by seq limit 1";
+        and seq < $4 and source = 'update' and run_id is null order by seq limit 1";
     let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(IdColumn(Lane::Main))
         .bind(seq)
+        .bind(end)
         .fetch_optional(conn)
         .await)?;
     Ok(found.map(|(checkpoint, seq)| (CheckpointId(checkpoint), seq)))

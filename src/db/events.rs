@@ -281,8 +281,8 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         source, node, shown, carried_from, next_event from checkpoints where thread_id = $1";
     // The row of the step with the number `after` may have the event behind it.
     const AFTER: &str = " and seq >= $2 and (seq > $2 or next_event is not null)";
-    const EVENTS: &str = " union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null, \
-        null, null from events where thread_id = $1 and seq > $2 order by seq limit $3";
+    const EVENTS: &str = "select seq, run_id, lane, created_at, body, null, null, null, null, null, null, null, null \
+        from events where thread_id = $1 and seq > $2";
     const SQLITE_STEPS: &str = concatcp!(str_replace!(STEPS, "{parent}", PARENT), AFTER);
     const SQLITE: &str = concatcp!(
         SQLITE_STEPS,
@@ -290,9 +290,19 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         " union all ",
         SQLITE_STEPS,
         OF_SUBAGENTS,
-        EVENTS
+        " union all ",
+        EVENTS,
+        " order by seq limit $3"
     );
-    const POSTGRES: &str = concatcp!(str_replace!(STEPS, "{parent}", "parent_id"), AFTER, EVENTS);
+    // Postgres would read both parts to their ends, and sort them.
+    const POSTGRES: &str = concatcp!(
+        "(",
+        str_replace!(STEPS, "{parent}", "parent_id"),
+        AFTER,
+        " order by seq limit $3) union all (",
+        EVENTS,
+        " order by seq limit $3) order by seq limit $3"
+    );
     let sql = tx.either(SQLITE, POSTGRES);
     let statement = tx.statement(sql).bind(thread.0).bind(after).bind(limit);
     let mut rows: Vec<EventRow> = statement.fetch_all().await?;

@@ -30,9 +30,10 @@ const TABLE: &str = "interrupts";
 const MAX_IDS: usize = 200;
 
 /// The SQL condition on the pending run of the row `{run}` that no question of the present branch of its thread is in its
-/// way.
+/// way. `offset 0` keeps Postgres from reading the pending interrupts of all threads.
 pub(super) const NO_QUESTION: &str = "({run}.turn is null or {run}.turn <> 'after_answers' \
-    or not exists (select 1 from interrupts asked where asked.thread_id = {run}.thread_id and asked.status = 'pending'))";
+    or not exists (select 1 from interrupts asked where asked.thread_id = {run}.thread_id and asked.status = 'pending' \
+    limit 1 offset 0))";
 
 /// An interrupt with its source, status and answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -767,9 +768,10 @@ pub async fn abandon_these(
 
 /// Returns the pending runs of a thread that bring answers, each with an interrupt that it answers.
 pub async fn queued_answers(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<(RunId, InterruptId)>> {
+    // With `depth = 0`, Postgres may look for the runs among those of all threads that wait.
     const SQL: &str = "select runs.run_id, answered.interrupt_id from interrupts answered \
         join runs on runs.run_id = answered.resumed_by where answered.thread_id = $1 \
-        and answered.status in ('resolved', 'expired') and runs.depth = 0 and runs.status = 'pending'";
+        and answered.status in ('resolved', 'expired') and runs.depth < 1 and runs.status = 'pending'";
     let found: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
     Ok(found
         .into_iter()

@@ -4,6 +4,7 @@ mod below;
 mod children;
 mod claims;
 mod implied_id;
+pub(super) mod of_thread;
 mod order;
 mod queue;
 mod turns;
@@ -53,6 +54,7 @@ use crate::domain::time::Timestamp;
 use crate::domain::trace::RunTrace;
 use crate::domain::visibility::Visibility;
 use implied_id::{stored_assistant, stored_root};
+use of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 
 const TABLE: &str = "runs";
 /// The maximum number of rows of an `insert`.
@@ -604,9 +606,10 @@ pub async fn followers(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<WorkerId>> {
 
 /// Returns the runs of the main agent on a thread, newest first.
 pub async fn list(tx: &mut Tx<'_>, wanted: &RunList) -> DbResult<ListPart<Run>> {
+    // With `depth = 0`, Postgres may read all runs of the thread in the index of their first events, and sort them.
     const ALL: &str = concatcp!(
         SELECT,
-        " where thread_id = $1 and depth = 0 order by created_at desc, run_id desc limit $2 offset $3"
+        " where thread_id = $1 and depth < 1 order by created_at desc, run_id desc limit $2 offset $3"
     );
     const SOME: &str = concatcp!(
         SELECT,
@@ -645,16 +648,23 @@ pub async fn descendants(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<Run>> {
     select_all(tx, SQL, root.0).await
 }
 
+/// The end of a query for the runs in flight on thread `$1`, oldest first. On Postgres both statuses are in one index by thread; of
+/// a single status, Postgres may read the runs of all threads in an index of another order.
+const IN_FLIGHT_ON_POSTGRES: &str =
+    " where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id";
+
 /// Returns the pending and running runs of the main agent on a thread, oldest first.
 pub async fn in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Run>> {
     // On SQLite each status has an index of its own.
-    const SQL: &str = concatcp!(
+    const SQLITE: &str = concatcp!(
         SELECT,
         " where thread_id = $1 and depth = 0 and status = 'pending' union all ",
         SELECT,
         " where thread_id = $1 and depth = 0 and status = 'running' order by created_at, run_id"
     );
-    select_all(tx, SQL, thread.0).await
+    const POSTGRES: &str = concatcp!(SELECT, IN_FLIGHT_ON_POSTGRES);
+    let sql = tx.either(SQLITE, POSTGRES);
+    select_all(tx, sql, thread.0).await
 }
 
 /// The numbers of pending and running runs of the main agent on a thread.
@@ -710,10 +720,12 @@ impl LaterInFlight {
 
 /// Returns the ids of the runs of [`in_flight`], in the same order.
 pub async fn ids_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
-    const SQL: &str = "select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'pending' \
+    const SQLITE: &str = "select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'pending' \
         union all select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'running' \
         order by created_at, run_id";
-    let rows: Vec<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
+    const POSTGRES: &str = concatcp!("select run_id, created_at from runs", IN_FLIGHT_ON_POSTGRES);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let rows: Vec<(Uuid, i64)> = on_engine!(tx, |conn| query_as(sql).bind(thread.0).fetch_all(conn).await)?;
     Ok(rows.into_iter().map(|(id, _)| RunId(id)).collect())
 }
 
@@ -739,16 +751,18 @@ pub async fn threads_of(tx: &mut Tx<'_>, runs: &[RunId]) -> DbResult<Vec<(RunId,
 
 /// Returns the run of the main agent that is running on a thread.
 pub async fn at_work(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunId>> {
-    const SQL: &str = "select run_id from runs where thread_id = $1 and depth = 0 and status = 'running'";
-    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
+    const SQL: &str = "select run_id from runs where thread_id = $1 and depth = 0 and {running}";
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
     Ok(id.map(RunId))
 }
 
 /// Returns whether a pending run on a thread brings an answer.
 pub async fn has_queued_answer(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<bool> {
     const SQL: &str = "select exists (select 1 from runs \
-        where thread_id = $1 and depth = 0 and status = 'pending' and turn = 'answer')";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        where thread_id = $1 and depth = 0 and {pending} and turn = 'answer')";
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(thread.0)
         .fetch_one(conn)
         .await)?)

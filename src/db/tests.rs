@@ -24,6 +24,7 @@ mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod questions;
+mod questions_of_threads;
 mod reads;
 mod retention;
 mod row_security;

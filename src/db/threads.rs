@@ -17,6 +17,7 @@ use super::engine::sealing::Sealer;
 use super::engine::{Engine, LaterRows, Statement, on_engine};
 use super::interrupts::NO_QUESTION;
 use super::row::from_row;
+use super::runs::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use super::{DbResult, Tx, access, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
@@ -366,20 +367,20 @@ const LEAVE: &str = "update threads set status = case when ";
 /// The rest of that update.
 const LEFT: &str = " then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
     expires_at = $6 + ttl where thread_id = $1";
-/// The condition that another run of thread `$1` than `$2` is at work, or waits for no answer.
+/// The condition that another run of thread `$1` than `$2` is at work, or waits for no answer: a
+/// [question about a thread](super::runs::of_thread).
 const HAS_OTHERS: &str = concatcp!(
-    "exists (select 1 from runs other \
-     where other.thread_id = $1 and other.depth = 0 and other.status = 'running' and other.run_id <> $2) \
-     or exists (select 1 from runs other \
-     where other.thread_id = $1 and other.depth = 0 and other.status = 'pending' and other.run_id <> $2 and ",
+    "exists (select 1 from runs other where other.thread_id = $1 and other.depth = 0 and {running} \
+     and other.run_id <> $2) \
+     or exists (select 1 from runs other where other.thread_id = $1 and other.depth = 0 and {pending} \
+     and other.run_id <> $2 and ",
     str_replace!(NO_QUESTION, "{run}", "other"),
     ")"
 );
 /// The condition that thread `$1` [may hold messages](LeftThread::may_hold_messages).
 const MAY_HOLD_MESSAGES: &str = "exists (select 1 from interrupts asked \
     where asked.thread_id = $1 and asked.status = 'pending') and exists (select 1 from runs message \
-    where message.thread_id = $1 and message.depth = 0 and message.status = 'pending' \
-    and message.turn in ('after_answers', 'unheld'))";
+    where message.thread_id = $1 and message.depth = 0 and {pending} and message.turn in ('after_answers', 'unheld'))";
 
 /// Updates the status, error and times of a thread at the end of a run. Returns none if the thread does not exist.
 pub async fn leave(
@@ -389,7 +390,8 @@ pub async fn leave(
     now: Timestamp,
 ) -> DbResult<Option<LeftThread>> {
     const SQL: &str = concatcp!(LEAVE, HAS_OTHERS, LEFT, " returning ", MAY_HOLD_MESSAGES);
-    let update = leave_statement(tx, SQL, id, left, now).await?;
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    let update = leave_statement(tx, sql, id, left, now).await?;
     let found: Option<(bool,)> = update.fetch_optional().await?;
     Ok(found.map(|(may_hold_messages,)| LeftThread { may_hold_messages }))
 }
@@ -409,9 +411,9 @@ pub async fn leave_without_messages(
     const OTHER: &str = "exists (select 1 from runs other \
         where other.thread_id = $1 and other.depth = 0 and other.run_id <> $2 and other.status ";
     const END: &str = concatcp!(LEFT, " and not (", MAY_HOLD_MESSAGES, ")");
-    const SQLITE: &str = concatcp!(LEAVE, OTHER, "= 'pending')", END);
+    const SQLITE: &str = concatcp!(LEAVE, OTHER, "= 'pending')", of_thread_on_sqlite!(END));
     // By the condition of the index of runs by thread. Postgres could look for pending runs among those of all threads.
-    const POSTGRES: &str = concatcp!(LEAVE, OTHER, "in ('pending', 'running'))", END);
+    const POSTGRES: &str = concatcp!(LEAVE, OTHER, "in ('pending', 'running'))", of_thread_on_postgres!(END));
     let sql = tx.either(SQLITE, POSTGRES);
     let update = leave_statement(tx, sql, id, left, now).await?;
     update.change_later().await
@@ -465,13 +467,14 @@ pub struct ThreadVersion {
 
 /// Returns the versions of those of these threads that exist.
 pub async fn versions(tx: &mut Tx<'_>, threads: &[ThreadId]) -> DbResult<Vec<ThreadVersion>> {
+    const AT_WORK: &str = ", exists (select 1 from runs where runs.thread_id = threads.thread_id and depth = 0 and {running} \
+        limit 1 offset 0) from threads where thread_id in (";
+    let at_work = tx.either(of_thread_on_sqlite!(AT_WORK), of_thread_on_postgres!(AT_WORK));
     // On Postgres, the id of the transaction that wrote the row: clocks of servers may differ.
     let version = tx.either("updated_at", "cast(cast(threads.xmin as text) as bigint)");
     let found: Vec<(Uuid, i64, bool)> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select thread_id, ");
-        sql.push(version)
-            .push(", exists (select 1 from runs where runs.thread_id = threads.thread_id ");
-        sql.push("and depth = 0 and status = 'running') from threads where thread_id in (");
+        sql.push(version).push(at_work);
         let mut list = sql.separated(", ");
         for thread in threads {
             list.push_bind(thread.0);

@@ -148,7 +148,9 @@ impl RunSequence {
         let read = self.db.read(move |tx| {
             Box::pin(async move {
                 let run = db::runs::begun_after(tx, thread, after).await?;
-                Ok((run, db::checkpoints::update_after(tx, thread, after).await?))
+                // An update after the beginning of the next run has its turn after that run.
+                let end = run.as_ref().map_or(i64::MAX, |(_, first)| *first);
+                Ok((run, db::checkpoints::update_between(tx, thread, after, end).await?))
             })
         });
         match read.await? {

@@ -4,6 +4,7 @@ use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
+use super::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use super::{COLUMNS, RunRow, read_all};
 use crate::db::codec::json::unless_corrupt;
 use crate::db::engine::on_engine;
@@ -39,20 +40,18 @@ pub async fn members(tx: &mut Tx<'_>, top: RunId) -> DbResult<Vec<RunId>> {
 /// Returns the pending or running run that continues the work of a run of the main agent: it brings answers to interrupts
 /// of that run or of runs below it, or is at work on one of the runs below it.
 pub async fn successor(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Option<RunId>> {
-    const BRINGS_ANSWER: &str = "exists (select 1 from interrupts asked where asked.thread_id = $1 \
-        and asked.resumed_by = other.run_id and (asked.run_id = $2 or exists (select 1 from runs child \
-        where child.root_id = $2 and child.depth > 0 and child.run_id = asked.lane)))";
-    const SQL: &str = concatcp!(
-        "select other.run_id, other.created_at from runs other where other.thread_id = $1 and other.depth = 0 \
-         and other.status = 'pending' and other.run_id <> $2 and ",
-        BRINGS_ANSWER,
-        " union all select other.run_id, other.created_at from runs other where other.thread_id = $1 and other.depth = 0 \
-         and other.status = 'running' and other.run_id <> $2 and (exists (select 1 from runs child \
-         where child.root_id = $2 and child.depth > 0 and child.status = 'running') or ",
-        BRINGS_ANSWER,
-        ") order by created_at, run_id limit 1"
-    );
-    let found: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
+    // The interrupts of the thread are read once, and not for each of its runs.
+    const SQL: &str = "with answers(answering) as materialized (select asked.resumed_by from interrupts asked \
+        where asked.thread_id = $1 and asked.resumed_by is not null and (asked.run_id = $2 \
+        or exists (select 1 from runs child where child.root_id = $2 and child.depth > 0 and child.run_id = asked.lane \
+        limit 1 offset 0))) \
+        select other.run_id, other.created_at from answers join runs other on other.run_id = answers.answering \
+        where other.thread_id = $1 and other.depth < 1 and other.status in ('pending', 'running') and other.run_id <> $2 \
+        union all select other.run_id, other.created_at from runs other where other.thread_id = $1 \
+        and other.depth = 0 and {running} and other.run_id <> $2 and exists (select 1 from runs child \
+        where child.root_id = $2 and child.depth > 0 and child.status = 'running') order by created_at, run_id limit 1";
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    let found: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
         .bind(thread.0)
         .bind(run.0)
         .fetch_optional(conn)

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::below::WITH_TREE;
 use super::children::stop_children;
-use super::turns::MAY_BEGIN;
+use super::turns::{MAY_BEGIN_ON_POSTGRES, MAY_BEGIN_ON_SQLITE};
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, encode_usage, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, LaterRows, Statement, on_engine};
@@ -122,18 +122,18 @@ async fn end_unreadable(
 pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp) -> DbResult<Option<Claim>> {
     const LOCK: &str = "select thread_id from threads \
         where thread_id = (select thread_id from runs where run_id = $1) for no key update";
-    const SQL: &str = concatcp!(
-        "update runs set status = 'running', worker = $2, fence = fence + 1, updated_at = $3 \
-         where run_id = $1 and depth = 0 and status = 'pending' and ",
-        MAY_BEGIN,
-        " returning ",
-        CLAIMED
-    );
+    // With `depth = 0`, Postgres may look for the id in an index of all pending runs, in which ids come second.
+    const BEGIN: &str = "update runs set status = 'running', worker = $2, fence = fence + 1, updated_at = $3 \
+        where run_id = $1 and depth < 1 and status = 'pending' and ";
+    const RETURNING: &str = concatcp!(" returning ", CLAIMED);
+    const SQLITE: &str = concatcp!(BEGIN, MAY_BEGIN_ON_SQLITE, RETURNING);
+    const POSTGRES: &str = concatcp!(BEGIN, MAY_BEGIN_ON_POSTGRES, RETURNING);
     if tx.engine() == Engine::Postgres {
         // Without the lock, two concurrent claims on one thread would not see each other's run.
         tx.statement(LOCK).bind(run.0).execute_later().await?;
     }
-    let update = tx.statement(SQL).bind(run.0).bind(worker.0).bind(now.0);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let update = tx.statement(sql).bind(run.0).bind(worker.0).bind(now.0);
     let row: Option<ClaimRow> = update.fetch_optional().await?;
     match row {
         Some(row) => claim_row(tx, row, RunStatus::Pending, now).await,
@@ -143,12 +143,12 @@ pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp
 
 /// Returns the time at which the next pending run whose thread is free for it becomes, or became, due.
 pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
-    const SQL: &str = concatcp!(
-        "select due_at from runs where depth = 0 and status = 'pending' and ",
-        MAY_BEGIN,
-        " order by due_at, run_id limit 1"
-    );
-    let at: Option<i64> = on_engine!(tx, |conn| query_scalar(SQL).fetch_optional(conn).await)?;
+    const WAITING: &str = "select due_at from runs where depth = 0 and status = 'pending' and ";
+    const FIRST: &str = " order by due_at, run_id limit 1";
+    const SQLITE: &str = concatcp!(WAITING, MAY_BEGIN_ON_SQLITE, FIRST);
+    const POSTGRES: &str = concatcp!(WAITING, MAY_BEGIN_ON_POSTGRES, FIRST);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let at: Option<i64> = on_engine!(tx, |conn| query_scalar(sql).fetch_optional(conn).await)?;
     Ok(at.map(Timestamp))
 }
 

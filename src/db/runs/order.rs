@@ -87,16 +87,23 @@ const NEWEST: &str = "), ended.updated_at desc, ended.created_at desc, ended.run
 /// Returns the run whose status is that of the work on a thread: the newest one that is at work or may begin, or else the
 /// one that ended last. Runs begin in another order than they were created: an answer goes before messages that wait.
 pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> {
-    const IN_FLIGHT: &str = concatcp!(
+    const RUNNING_OR_FREE_ON_SQLITE: &str = concatcp!(
         "select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'running' \
          union all select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'pending' and ",
         str_replace!(NO_QUESTION, "{run}", "runs"),
         " order by created_at desc, run_id desc limit 1"
     );
+    const RUNNING_OR_FREE_ON_POSTGRES: &str = concatcp!(
+        "select run_id, created_at from runs where thread_id = $1 and depth = 0 and status in ('pending', 'running') \
+         and (status = 'running' or ",
+        str_replace!(NO_QUESTION, "{run}", "runs"),
+        ") order by created_at desc, run_id desc limit 1"
+    );
     const ON_SQLITE: &str = str_replace!(LAST_ENDED_ON_SQLITE, "{thread}", "$1");
     const ON_POSTGRES: &str = str_replace!(LAST_ENDED_ON_POSTGRES, "{thread}", "$1");
+    let in_flight = tx.either(RUNNING_OR_FREE_ON_SQLITE, RUNNING_OR_FREE_ON_POSTGRES);
     let last_ended = tx.either(ON_SQLITE, ON_POSTGRES);
-    for sql in [IN_FLIGHT, last_ended] {
+    for sql in [in_flight, last_ended] {
         let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
         if let Some(id) = id {
             return get_by_id(tx, RunId(id)).await;

@@ -12,6 +12,7 @@ use const_format::{concatcp, str_replace};
 use sqlx::{query, query_scalar};
 use uuid::Uuid;
 
+use super::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use crate::db::engine::{Conn, Engine, on_engine};
 use crate::db::interrupts::NO_QUESTION;
 use crate::db::{DbResult, Tx};
@@ -22,11 +23,15 @@ use crate::domain::time::Timestamp;
 
 /// The condition on a pending run of `runs` that its thread is free for it: no run is at work there, none that brings an
 /// answer goes first, and no question is in its way.
-pub(super) const MAY_BEGIN: &str = concatcp!(
-    "not exists (select 1 from runs other where other.thread_id = runs.thread_id \
-     and other.depth = 0 and other.status = 'running') \
+pub(super) const MAY_BEGIN_ON_SQLITE: &str = of_thread_on_sqlite!(MAY_BEGIN);
+/// The condition of [`MAY_BEGIN_ON_SQLITE`].
+pub(super) const MAY_BEGIN_ON_POSTGRES: &str = of_thread_on_postgres!(MAY_BEGIN);
+/// The condition as a [question about a thread](super::of_thread). `offset 0` keeps Postgres from answering it for all threads.
+const MAY_BEGIN: &str = concatcp!(
+    "not exists (select 1 from runs other where other.thread_id = runs.thread_id and other.depth = 0 and {running} \
+     limit 1 offset 0) \
      and (runs.turn = 'answer' or not exists (select 1 from runs answer where answer.thread_id = runs.thread_id \
-     and answer.depth = 0 and answer.status = 'pending' and answer.turn = 'answer')) and ",
+     and answer.depth = 0 and {pending} and answer.turn = 'answer' limit 1 offset 0)) and ",
     str_replace!(NO_QUESTION, "{run}", "runs")
 );
 
@@ -34,10 +39,14 @@ pub(super) const MAY_BEGIN: &str = concatcp!(
 /// branch of the thread. Returns whether this changes anything.
 pub async fn hold_messages(tx: &mut Tx<'_>, thread: ThreadId, are_held: bool) -> DbResult<bool> {
     const HOLD: &str = "update runs set turn = 'after_answers' \
-        where thread_id = $1 and depth = 0 and status = 'pending' and turn = 'unheld'";
+        where thread_id = $1 and depth = 0 and {pending} and turn = 'unheld'";
     const LET_GO: &str = "update runs set turn = 'unheld' \
-        where thread_id = $1 and depth = 0 and status = 'pending' and turn = 'after_answers'";
-    let sql = if are_held { HOLD } else { LET_GO };
+        where thread_id = $1 and depth = 0 and {pending} and turn = 'after_answers'";
+    let sql = if are_held {
+        tx.either(of_thread_on_sqlite!(HOLD), of_thread_on_postgres!(HOLD))
+    } else {
+        tx.either(of_thread_on_sqlite!(LET_GO), of_thread_on_postgres!(LET_GO))
+    };
     let changed = on_engine!(tx, |conn| query(sql)
         .bind(thread.0)
         .execute(conn)
@@ -75,16 +84,20 @@ pub async fn at_work_by_queue(tx: &mut Tx<'_>) -> DbResult<Vec<(RunQueue, u64)>>
 /// Returns the run at this place that became due first and whose thread is free for it. On Postgres its thread is locked,
 /// and runs are skipped on whose threads another transaction is at work: it may claim them.
 pub async fn next_in_queue(tx: &mut Tx<'_>, queue: &RunQueue, now: Timestamp) -> DbResult<Option<RunId>> {
-    const IS_NEXT: &str = concatcp!(
-        "where runs.queue = $2 and runs.depth = 0 and runs.status = 'pending' and runs.due_at <= $1 and ",
-        MAY_BEGIN,
+    const IS_DUE: &str = " and runs.depth = 0 and runs.status = 'pending' and runs.due_at <= $1 and ";
+    const SQLITE: &str = concatcp!(
+        "select runs.run_id from runs where runs.queue = $2",
+        IS_DUE,
+        MAY_BEGIN_ON_SQLITE,
         " order by runs.due_at, runs.run_id limit 1"
     );
-    const SQLITE: &str = concatcp!("select runs.run_id from runs ", IS_NEXT);
+    // A range of one place, in the order of places: Postgres could also read the runs of all places in the order of times.
     const POSTGRES: &str = concatcp!(
-        "select runs.run_id from runs join threads on threads.thread_id = runs.thread_id ",
-        IS_NEXT,
-        " for no key update of threads skip locked"
+        "select runs.run_id from runs join threads on threads.thread_id = runs.thread_id \
+         where runs.queue between $2 and $2",
+        IS_DUE,
+        MAY_BEGIN_ON_POSTGRES,
+        " order by runs.queue, runs.due_at, runs.run_id limit 1 for no key update of threads skip locked"
     );
     let sql = tx.either(SQLITE, POSTGRES);
     let next: Option<(Uuid,)> = tx
@@ -129,7 +142,7 @@ pub async fn try_lock_claims(tx: &mut Tx<'_>, subject: &str) -> DbResult<bool> {
 /// Counts the pending or running runs of the main agent of the accounts that begin with `subject`, up to `most`.
 pub async fn count_of_subject(tx: &mut Tx<'_>, subject: &str, status: RunStatus, most: u64) -> DbResult<u64> {
     const PENDING: &str = "select count(*) from (select 1 from runs where depth = 0 and status = 'pending' \
-        and queue >= $1 and queue < $2 limit $3) found";
+        and queue >= $1 and queue < $2 order by queue limit $3) found";
     const RUNNING: &str = "select count(*) from (select 1 from runs where depth = 0 and status = 'running' \
         and queue >= $1 and queue < $2 limit $3) found";
     let sql = if status == RunStatus::Pending { PENDING } else { RUNNING };

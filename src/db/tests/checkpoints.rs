@@ -40,6 +40,7 @@ on_both!(
     a_start_without_a_row_goes_with_the_history_before_its_input,
     a_start_that_its_input_does_not_tell_has_a_row,
     the_checkpoints_of_a_run_are_deleted,
+    an_update_is_found_between_two_numbers_of_the_log,
     the_last_step_of_a_run_that_was_not_deleted_is_found
 );
 
@@ -913,6 +914,25 @@ async fn the_checkpoints_of_a_run_are_deleted(db: Db) {
         "the new checkpoint continues the segment"
     );
     assert_eq!(texts_at(&db, thread, kept.id).await, ["a", "c"]);
+}
+
+async fn an_update_is_found_between_two_numbers_of_the_log(db: Db) {
+    let thread = stored_thread(&db).await;
+    let first = saying("a", None, 0);
+    let update = Entry {
+        source: CheckpointSource::Update,
+        ..saying("b", Some(first.id), 1)
+    };
+    add(&db, thread, 1, &first).await;
+    add(&db, thread, 2, &update).await;
+    let found = Some((update.id, 2));
+    assert_eq!(read!(db, |tx| checkpoints::update_between(tx, thread, 1, 3)), found);
+    assert_eq!(
+        read!(db, |tx| checkpoints::update_between(tx, thread, 0, i64::MAX)),
+        found
+    );
+    assert_eq!(read!(db, |tx| checkpoints::update_between(tx, thread, 1, 2)), None);
+    assert_eq!(read!(db, |tx| checkpoints::update_between(tx, thread, 2, 9)), None);
 }
 
 async fn the_last_step_of_a_run_that_was_not_deleted_is_found(db: Db) {
