@@ -27,7 +27,7 @@ use crate::domain::state::{FileWrites, Update};
 use crate::domain::state_size::StateSize;
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
-use crate::tool::files::FileClaims;
+use crate::tool::file_claims::FileClaims;
 use crate::tool::{Delegation, ProgressSink, Scope};
 
 impl Loop<'_> {

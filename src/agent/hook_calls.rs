@@ -16,7 +16,7 @@ use crate::domain::message::ToolCall;
 use crate::domain::state::State;
 use crate::middleware::HookTools;
 use crate::model::ToolSpec;
-use crate::tool::files::FileClaims;
+use crate::tool::file_claims::FileClaims;
 use crate::tool::{CallOutcome, Halt, Scope};
 
 const NO_APPROVAL: &str = "Error: a human would have to be asked about this call. It was not made.";

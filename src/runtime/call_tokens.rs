@@ -14,7 +14,7 @@ use crate::domain::call_token::CallBinding;
 use crate::domain::id::ThreadId;
 use crate::domain::machine::Failure;
 use crate::domain::secret::{NewSecret, SECRET_BYTES, digest_of_secret};
-use crate::tool::read_access::{CallTokens, IssuedCallToken};
+use crate::tool::call_tokens::{CallTokens, IssuedCallToken};
 
 /// The first part of the text of every token of a call.
 const PREFIX: &str = "adjc_";

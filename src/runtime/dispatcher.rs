@@ -27,7 +27,7 @@ use crate::db::{self, DbResult, warn_of};
 use crate::domain::backoff::Backoff;
 use crate::domain::id::RunId;
 use crate::domain::time::Timestamp;
-use crate::tool::background::Tasks;
+use crate::tool::scope::Tasks;
 
 mod drive;
 mod queue_state;

@@ -43,7 +43,7 @@ use futures::FutureExt;
 
 use crate::db::{Engine, RowAccess};
 use crate::shutdown::Shutdown;
-use crate::tool::background::Tasks;
+use crate::tool::scope::Tasks;
 
 mod access;
 mod active_runs;

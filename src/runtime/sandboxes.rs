@@ -7,7 +7,7 @@ use crate::db::{self, Db, DbError};
 use crate::domain::id::{SandboxId, ThreadId};
 use crate::domain::machine::Failure;
 use crate::domain::sandbox::{SandboxKey, SandboxRecord};
-use crate::tool::sandboxes::ThreadSandboxes;
+use crate::tool::thread_sandboxes::ThreadSandboxes;
 
 /// The sandboxes in the database.
 pub(super) struct StoredSandboxes {

@@ -7,18 +7,20 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::halt::Halt;
 use crate::domain::limits::{Limits, Spending, Usage, UsageChange};
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role};
 use crate::domain::time::Timestamp;
-use crate::tool::Halt;
 
 mod account;
 mod background;
 mod pool;
+mod refused;
 
 pub use account::AccountLimits;
-pub use pool::{Refused, SharedBudget};
+pub use pool::SharedBudget;
+pub use refused::Refused;
 
 /// The class of the error that ends a run at a limit.
 pub const LIMIT_EXCEEDED: &str = "LimitExceededError";

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::{CallOutcome, Halt, Scope, Tool};
+use super::halt::Halt;
+use super::outcome::CallOutcome;
+use super::scope::Scope;
+use super::toolbox::Tool;
 use crate::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::call::ToolOutput;
 use crate::domain::message::{Message, ToolCall, ToolStatus};

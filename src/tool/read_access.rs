@@ -6,64 +6,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use super::Scope;
+use super::call_tokens::{CallTokens, IssuedCallToken};
+use super::scope::Scope;
 use super::store::placeholder;
 use crate::definition::ReadAccess;
-use crate::domain::api_key::SecretDigest;
 use crate::domain::call_token::{CALL_PATH, CallBinding};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::machine::Failure;
-use crate::domain::time::Timestamp;
 
 /// The time that a token lives longer than the time-out of its tool, if nobody ends it before.
 const SLACK: Duration = Duration::from_secs(30);
 /// The text in the place of a token that a tool sends back.
 const MASK: &[u8] = b"***";
-
-/// Issues the tokens of calls, and ends them.
-#[async_trait]
-pub trait CallTokens: Send + Sync {
-    /// Issues a token for a call, in place of an earlier one of the same call.
-    ///
-    /// # Errors
-    /// When it cannot be stored.
-    async fn issue(&self, call: CallBinding, lifetime: Duration) -> Result<IssuedCallToken, Failure>;
-
-    /// Ends a token. When the database fails, the token ends with the run, or when its time is over.
-    async fn end(&self, token: SecretDigest);
-
-    /// Ends a token without being waited for.
-    fn end_soon(&self, token: SecretDigest);
-}
-
-/// A new token.
-pub struct IssuedCallToken {
-    /// The text.
-    pub text: SecretString,
-    /// The digest of the text.
-    pub digest: SecretDigest,
-    /// The time from which the token is refused, whatever else happens.
-    pub expires_at: Timestamp,
-}
-
-/// No tokens: for agents without a database.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoCallTokens;
-
-#[async_trait]
-impl CallTokens for NoCallTokens {
-    async fn issue(&self, _: CallBinding, _: Duration) -> Result<IssuedCallToken, Failure> {
-        Err(Failure::new("StorageError", "there is no database for tokens of calls"))
-    }
-
-    async fn end(&self, _: SecretDigest) {}
-
-    fn end_soon(&self, _: SecretDigest) {}
-}
 
 /// The token of a call that is being made. It ends when this is dropped, at the latest.
 pub(super) struct CallToken {
@@ -180,7 +137,12 @@ fn filled(scope: &Scope, tool: &str, declared: &[Vec<String>]) -> Result<Vec<Vec
 
 #[cfg(test)]
 mod tests {
+    use secrecy::SecretString;
+
     use super::*;
+    use crate::domain::api_key::SecretDigest;
+    use crate::domain::time::Timestamp;
+    use crate::tool::call_tokens::NoCallTokens;
 
     fn token(text: &str) -> CallToken {
         CallToken {

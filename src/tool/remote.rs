@@ -21,9 +21,12 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::halt::Halt;
+use super::outcome::CallOutcome;
 use super::read_access::CallToken;
 use super::request_span::RequestSpan;
-use super::{CallOutcome, Halt, Scope, Tool};
+use super::scope::Scope;
+use super::toolbox::Tool;
 use crate::definition::{AfterCrash, OnError, ReadAccess, ToolDefinition};
 use crate::domain::Invalid;
 use crate::domain::backoff::Backoff;

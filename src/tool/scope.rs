@@ -6,6 +6,15 @@ use std::sync::{Arc, LazyLock};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+use super::budget::Budget;
+use super::call_tokens::CallTokens;
+use super::file_claims::FileClaims;
+use super::items::Items;
+use super::program::ProgramScope;
+use super::progress::ProgressSink;
+use super::remembered::RememberedDecisions;
+use super::slots::CallSlots;
+use super::thread_sandboxes::ThreadSandboxes;
 use crate::definition::ContextScoping;
 use crate::domain::access::Ownership;
 use crate::domain::call::DelegationResult;
@@ -16,14 +25,10 @@ use crate::domain::size::SizeLimits;
 use crate::domain::time::{Clock, Timestamp};
 use crate::domain::trace::TraceScope;
 use crate::domain::visibility::Visibility;
-use crate::tool::background::Tasks;
-use crate::tool::budget::Budget;
-use crate::tool::files::FileClaims;
-use crate::tool::program::ProgramScope;
-use crate::tool::read_access::CallTokens;
-use crate::tool::remembered::RememberedDecisions;
-use crate::tool::sandboxes::ThreadSandboxes;
-use crate::tool::{CallSlots, Items, ProgressSink};
+
+mod tasks;
+
+pub use tasks::{BackgroundOrder, NoTasks, Tasks};
 
 /// The entries of the context of a request. They are made when one is asked for; most runs ask for none. Cheap to clone.
 #[derive(Clone)]
@@ -167,10 +172,10 @@ impl Scope {
             context_scoping: ContextScoping::default(),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
             store: Arc::new(crate::tool::items::InMemoryItems::default()),
-            tasks: Arc::new(crate::tool::background::NoTasks),
+            tasks: Arc::new(NoTasks),
             remembered: Arc::new(crate::tool::remembered::NothingRemembered),
-            sandboxes: Arc::new(crate::tool::sandboxes::NoSandboxes),
-            tokens: Arc::new(crate::tool::read_access::NoCallTokens),
+            sandboxes: Arc::new(crate::tool::thread_sandboxes::NoSandboxes),
+            tokens: Arc::new(crate::tool::call_tokens::NoCallTokens),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             step_limit: None,
             sizes: SizeLimits::default(),

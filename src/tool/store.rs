@@ -5,7 +5,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use super::{CallOutcome, Halt, Scope, Tool};
+use super::halt::Halt;
+use super::outcome::CallOutcome;
+use super::scope::Scope;
+use super::toolbox::Tool;
 use crate::domain::Invalid;
 use crate::domain::call::ToolOutput;
 use crate::domain::item::template::NamespaceTemplate;

@@ -31,9 +31,9 @@ use crate::domain::state::{State, Update};
 use crate::domain::state_size::StateSize;
 use crate::domain::time::{ManualClock, Timestamp};
 use crate::domain::trace::TraceScope;
-use crate::tool::background::NoTasks;
 use crate::tool::budget::{Budget, Meter};
 use crate::tool::items::InMemoryItems;
+use crate::tool::scope::NoTasks;
 use crate::tool::{ContextEntries, Scope};
 
 use memory::{Crash, Memory, Store};
@@ -149,8 +149,8 @@ impl Stage {
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
             tasks: Arc::new(NoTasks),
             remembered: Arc::new(crate::tool::remembered::NothingRemembered),
-            sandboxes: Arc::new(crate::tool::sandboxes::NoSandboxes),
-            tokens: Arc::new(crate::tool::read_access::NoCallTokens),
+            sandboxes: Arc::new(crate::tool::thread_sandboxes::NoSandboxes),
+            tokens: Arc::new(crate::tool::call_tokens::NoCallTokens),
             store: Arc::new(InMemoryItems::default()),
             task: None,
             step_limit: None,
@@ -164,7 +164,7 @@ impl Stage {
             question: None,
             answers: Arc::default(),
             delegations: Arc::default(),
-            files: crate::tool::files::FileClaims::default(),
+            files: crate::tool::file_claims::FileClaims::default(),
             trace: TraceScope::default(),
             program: Arc::default(),
         }

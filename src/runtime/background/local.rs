@@ -25,7 +25,7 @@ use crate::runtime::new_run::{AssistantRef, NewRun, PARENT_RUN, Target};
 use crate::runtime::retry::retry_until_available;
 use crate::runtime::withdraw::withdraw;
 use crate::tool::Scope;
-use crate::tool::background::BackgroundOrder;
+use crate::tool::scope::BackgroundOrder;
 
 /// The pause between two looks at a task that was cancelled.
 const POLL: Duration = Duration::from_millis(20);

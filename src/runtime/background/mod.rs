@@ -37,7 +37,7 @@ use crate::domain::identity::Identity;
 use crate::domain::machine::END;
 use crate::domain::run::{Command, Multitask, RunRequest};
 use crate::tool::Scope;
-use crate::tool::background::{BackgroundOrder, Tasks};
+use crate::tool::scope::{BackgroundOrder, Tasks};
 
 mod awaited_runs;
 mod deleted;

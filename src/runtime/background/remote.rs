@@ -29,7 +29,7 @@ use crate::runtime::ledger;
 use crate::runtime::new_run::{PARENT_RUN, STREAM_MODES};
 use crate::runtime::retry::retry_until_available;
 use crate::tool::Scope;
-use crate::tool::background::BackgroundOrder;
+use crate::tool::scope::BackgroundOrder;
 
 /// The longest time for which the start of a task is tried while the agent waits.
 pub(in crate::runtime) const START_TIMEOUT: Duration = Duration::from_secs(30);

@@ -13,7 +13,7 @@ use crate::runtime::call_tokens::StoredCallTokens;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::sandboxes::StoredSandboxes;
 use crate::tool::budget::Budget;
-use crate::tool::files::FileClaims;
+use crate::tool::file_claims::FileClaims;
 use crate::tool::remembered::NothingRemembered;
 use crate::tool::{CallSlots, ContextEntries, ProgressSink, Scope};
 

@@ -2,16 +2,18 @@
 //! messages, and stops it.
 //!
 //! The tools write the status that they read into the state, under [`FIELD`](crate::domain::background::FIELD).
-//! [`Tasks`] does the work itself.
+//! [`Tasks`](super::scope::Tasks) does the work itself.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
-use super::{CallOutcome, Halt, Scope, Tool};
-use crate::domain::background::{BackgroundAgent, BackgroundTask, TaskRun, TaskSnapshot, TaskStatus, truncate};
+use super::halt::Halt;
+use super::outcome::CallOutcome;
+use super::scope::Scope;
+use super::toolbox::Tool;
+use crate::domain::background::{BackgroundAgent, BackgroundTask, TaskSnapshot, TaskStatus, truncate};
 use crate::domain::call::ToolOutput;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
@@ -20,53 +22,6 @@ use crate::model::ToolSpec;
 mod specs;
 
 pub use specs::prompt;
-
-/// A service that starts and manages background tasks.
-pub trait Tasks: Send + Sync {
-    /// Starts a task. A repetition of the same call returns the task that the call started before.
-    ///
-    /// # Errors
-    /// The reason for the model.
-    fn start<'a>(&'a self, scope: &'a Scope, order: BackgroundOrder<'a>) -> BoxFuture<'a, Result<TaskRun, String>>;
-
-    /// Sends a task a further message. A repetition of the same call returns the run that the call started before.
-    ///
-    /// # Errors
-    /// The reason for the model.
-    fn update<'a>(
-        &'a self,
-        scope: &'a Scope,
-        task: &'a BackgroundTask,
-        order: BackgroundOrder<'a>,
-    ) -> BoxFuture<'a, Result<TaskRun, String>>;
-
-    /// Returns the status of a task.
-    ///
-    /// # Errors
-    /// The reason for the model.
-    fn snapshot<'a>(
-        &'a self,
-        scope: &'a Scope,
-        task: &'a BackgroundTask,
-    ) -> BoxFuture<'a, Result<TaskSnapshot, String>>;
-
-    /// Stops a task and returns its status. A task that was already over keeps its status.
-    ///
-    /// # Errors
-    /// The reason for the model.
-    fn cancel<'a>(&'a self, scope: &'a Scope, task: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>>;
-}
-
-/// The order of a task.
-#[derive(Debug, Clone, Copy)]
-pub struct BackgroundOrder<'a> {
-    /// The agent that does the work.
-    pub agent: &'a BackgroundAgent,
-    /// The work, or the further message.
-    pub text: &'a str,
-    /// The call that starts the task or sends the message.
-    pub call: &'a ToolCall,
-}
 
 /// The sentence for a subagent about the notification after its own work is over.
 const AFTER_YOU: &str = " If your own work is over before, the main agent of this conversation gets it.";
@@ -330,34 +285,5 @@ fn note(seen: &TaskSnapshot) -> Option<&'static str> {
         TaskStatus::Running | TaskStatus::Pending => Some("The result comes by itself when the task is done."),
         TaskStatus::Success if seen.result.is_none() => Some("The agent finished without saying anything."),
         TaskStatus::Success | TaskStatus::Error | TaskStatus::Timeout | TaskStatus::Cancelled => None,
-    }
-}
-
-/// The background tasks of a server without any.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoTasks;
-
-const NONE: &str = "There is nobody here who could work in the background.";
-
-impl Tasks for NoTasks {
-    fn start<'a>(&'a self, _: &'a Scope, _: BackgroundOrder<'a>) -> BoxFuture<'a, Result<TaskRun, String>> {
-        Box::pin(async move { Err(NONE.to_owned()) })
-    }
-
-    fn update<'a>(
-        &'a self,
-        _: &'a Scope,
-        _: &'a BackgroundTask,
-        _: BackgroundOrder<'a>,
-    ) -> BoxFuture<'a, Result<TaskRun, String>> {
-        Box::pin(async move { Err(NONE.to_owned()) })
-    }
-
-    fn snapshot<'a>(&'a self, _: &'a Scope, _: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
-        Box::pin(async move { Err(NONE.to_owned()) })
-    }
-
-    fn cancel<'a>(&'a self, _: &'a Scope, _: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
-        Box::pin(async move { Err(NONE.to_owned()) })
     }
 }

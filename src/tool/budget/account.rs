@@ -4,12 +4,9 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use super::Refused;
+use super::refused::Refused;
 use crate::domain::message::Message;
 use crate::domain::time::Timestamp;
-
-/// The class of the error that ends a run at a quota of its account.
-pub(super) const QUOTA_EXCEEDED: &str = "QuotaExceededError";
 
 /// The limits of an account, and the prices of models.
 #[async_trait]

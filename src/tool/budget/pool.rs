@@ -5,15 +5,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::account::QUOTA_EXCEEDED;
+use super::refused::Refused;
 use super::{Budget, LimitReached};
 use crate::domain::background::BudgetScope;
 use crate::domain::id::RunId;
 use crate::domain::limits::{Spending, UsageChange};
-use crate::domain::machine::Failure;
-use crate::domain::quota::QuotaReached;
 use crate::domain::time::Timestamp;
-use crate::tool::Halt;
 
 /// The trees of runs that a run belongs to and whose limits apply beyond its thread. A charge counts in all of them.
 #[async_trait]
@@ -33,34 +30,6 @@ pub trait SharedBudget: Send + Sync + fmt::Debug {
 
     /// Returns the id under which this run's share is stored.
     fn share(&self) -> RunId;
-}
-
-/// The reason why an action was not charged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
-    /// A limit would be exceeded.
-    Exceeded(LimitReached),
-    /// A quota of the account is used up.
-    Quota(QuotaReached),
-    /// The shared usage cannot be read at the moment.
-    Away,
-}
-
-impl From<LimitReached> for Refused {
-    fn from(exceeded: LimitReached) -> Self {
-        Self::Exceeded(exceeded)
-    }
-}
-
-/// A run ends at a limit. It is left, and continued later, while its budget is not known.
-impl From<Refused> for Halt {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Exceeded(limit) => limit.into(),
-            Refused::Quota(reached) => Self::Fail(Failure::new(QUOTA_EXCEEDED, reached.to_string())),
-            Refused::Away => Self::Stopped,
-        }
-    }
 }
 
 impl Budget {

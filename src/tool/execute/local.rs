@@ -14,8 +14,8 @@ use super::{CommandOutput, Sandbox, SandboxCommand, SandboxEnd};
 use crate::definition::{CommandNetwork, ExecuteSettings, Isolation};
 use crate::domain::machine::Failure;
 use crate::sandbox::{self, CommandEnd, CommandLimits, CommandPlan, SandboxLayer};
-use crate::tool::Scope;
 use crate::tool::files::DiskFiles;
+use crate::tool::scope::Scope;
 
 /// The number of bytes that are read at once.
 const CHUNK_BYTES: usize = 16 * 1024;

@@ -11,7 +11,10 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{CallOutcome, Halt, Scope, Tool};
+use super::halt::Halt;
+use super::outcome::CallOutcome;
+use super::scope::Scope;
+use super::toolbox::Tool;
 use crate::definition::{AfterCrash, CommandNetwork, ExecuteSettings};
 use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;

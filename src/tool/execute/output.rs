@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::tool::ProgressSink;
+use crate::tool::progress::ProgressSink;
 
 /// The output of a command. Of a long one the first half and the last half of what is kept, however much is written.
 pub struct CommandOutput<'a> {
@@ -128,7 +128,7 @@ fn complete_end(bytes: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tool::ProgressEvent;
+    use crate::tool::progress::ProgressEvent;
 
     fn streamed(progress: &ProgressSink) -> String {
         let texts = progress.drain().into_iter().map(|event| match event {

@@ -142,7 +142,7 @@ mod tests {
     use crate::domain::read_access::ReadAccess;
     use crate::domain::state::State;
     use crate::domain::time::Timestamp;
-    use crate::tool::Scope;
+    use crate::tool::scope::Scope;
 
     fn readable(files: &[&str]) -> Arc<ReadableFiles> {
         let access = ReadAccess {

@@ -6,7 +6,7 @@
 //! results.
 //!
 //! Of two changes of one file, the second is refused if its agent could not know of the first: in the state by the
-//! claims of calls that run at the same time (`claims`), elsewhere by what each agent has seen of a file (`seen`).
+//! claims of calls that run at the same time (`file_claims`), elsewhere by what each agent has seen of a file (`seen`).
 //!
 //! [`AgentFiles`] are the files of an agent for those who read them while it works.
 
@@ -16,7 +16,10 @@ use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{CallOutcome, Halt, Scope, Tool};
+use super::halt::Halt;
+use super::outcome::CallOutcome;
+use super::scope::Scope;
+use super::toolbox::Tool;
 use crate::definition::{AfterCrash, FileOperation, FileRules};
 use crate::domain::call::ToolOutput;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
@@ -28,7 +31,6 @@ use crate::model::ToolSpec;
 
 mod agent_files;
 mod change;
-mod claims;
 mod disk;
 mod enclosed;
 mod read;
@@ -40,7 +42,6 @@ mod store;
 mod workspace;
 
 pub use agent_files::{AgentFiles, FileRefusal};
-pub use claims::FileClaims;
 pub use disk::DiskFiles;
 pub use enclosed::WithEnclosed;
 pub use routes::{FileRoute, ReadOnlyFiles, RoutedFiles};

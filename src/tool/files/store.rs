@@ -17,7 +17,7 @@ use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::item::{Indexing, Item, ItemAddress, ItemLifetime, Namespace, NewItem};
 use crate::domain::machine::Failure;
 use crate::domain::state::{File, FileFacts, Update};
-use crate::tool::Scope;
+use crate::tool::scope::Scope;
 use crate::tool::store::{placeholder, server_value};
 
 /// The maximum number of files that are listed and searched at once.

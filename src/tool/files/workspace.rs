@@ -12,7 +12,7 @@ use crate::domain::path::below;
 use crate::domain::pattern::Pattern;
 use crate::domain::read_access::ReadableFiles;
 use crate::domain::state::{Encoding, File, FileFacts, State, Update};
-use crate::tool::Scope;
+use crate::tool::scope::Scope;
 
 /// The maximum duration of a search.
 pub(super) const MAX_SEARCH: Duration = Duration::from_secs(10);

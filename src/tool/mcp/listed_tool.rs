@@ -8,7 +8,7 @@ use crate::definition::mcp;
 use crate::domain::schema::Schema;
 use crate::domain::text_limits::first_chars;
 use crate::model::ToolSpec;
-use crate::tool::ArgumentCheck;
+use crate::tool::arguments::ArgumentCheck;
 
 /// The maximum length of a description that is passed to models, in characters.
 const MAX_DESCRIPTION_CHARS: usize = 16_384;

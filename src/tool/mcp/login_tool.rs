@@ -13,7 +13,10 @@ use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
 use crate::domain::state::State;
 use crate::model::ToolSpec;
-use crate::tool::{CallOutcome, Halt, Scope, Tool};
+use crate::tool::halt::Halt;
+use crate::tool::outcome::CallOutcome;
+use crate::tool::scope::Scope;
+use crate::tool::toolbox::Tool;
 
 /// The tool of a server to which no operator has logged in. Its result is an error that names the command.
 pub(super) struct LoginTool {

@@ -18,7 +18,7 @@ use reqwest::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::remote::server::{ServiceLimits, ServiceTool, ToolService};
-use super::{Tool, ToolSource};
+use super::toolbox::{Tool, ToolSource};
 use crate::definition::mcp::{self, McpReference, McpServerDefinition};
 use crate::definition::servers::{McpOwner, OwnedServers, ServerDefinition};
 use crate::domain::Invalid;

@@ -18,7 +18,7 @@ use crate::domain::backoff::Backoff;
 use crate::domain::event::TOOL_PROGRESS;
 use crate::domain::json_size::json_size;
 use crate::domain::text_limits::first_chars;
-use crate::tool::ProgressSink;
+use crate::tool::progress::ProgressSink;
 
 /// The name of the event with a line of the log.
 const TOOL_LOG: &str = "tool_log";

@@ -8,7 +8,7 @@ use crate::domain::input::read_initial;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::run::AfterDelegation;
-use crate::tool::{CallOutcome, Delegation};
+use crate::tool::outcome::{CallOutcome, Delegation};
 
 /// The key in `_meta` under which a result may request a delegation.
 pub(super) const DELEGATE: &str = "adjutant/delegate";

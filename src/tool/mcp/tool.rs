@@ -23,8 +23,11 @@ use crate::domain::message::ToolCall;
 use crate::domain::state::State;
 use crate::domain::trace::{SpanContext, SpanData, SpanKind};
 use crate::model::ToolSpec;
+use crate::tool::halt::Halt;
+use crate::tool::outcome::CallOutcome;
 use crate::tool::read_access::CallToken;
-use crate::tool::{CallOutcome, Halt, Scope, Tool};
+use crate::tool::scope::Scope;
+use crate::tool::toolbox::Tool;
 
 /// The field of `_meta` that asks for lines of the server's log, from version 2026-07-28 of the protocol on. Before, the server
 /// decides.

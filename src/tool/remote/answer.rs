@@ -21,8 +21,10 @@ use crate::domain::schema_text::SchemaText;
 use crate::domain::state::{Update, is_private};
 use crate::domain::text_limits::first_chars;
 use crate::model::pieces::{PieceError, PieceReader};
+use crate::tool::halt::Halt;
+use crate::tool::outcome::{CallOutcome, Delegation};
 use crate::tool::read_access::CallToken;
-use crate::tool::{CallOutcome, Delegation, Halt, Scope};
+use crate::tool::scope::Scope;
 
 /// The maximum number of characters of an error response that are shown to the model.
 pub(super) const MAX_ERROR_CHARS: usize = 2_000;

@@ -31,7 +31,11 @@ use crate::domain::state::State;
 use crate::domain::text_limits::first_chars;
 use crate::model::ToolSpec;
 use crate::model::pieces::{PieceLimits, PieceReader};
-use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
+use crate::tool::arguments::ArgumentCheck;
+use crate::tool::halt::Halt;
+use crate::tool::outcome::CallOutcome;
+use crate::tool::scope::Scope;
+use crate::tool::toolbox::Tool;
 
 /// The version of the document that is understood.
 const VERSION: u64 = 1;

@@ -14,7 +14,8 @@ use crate::definition::ToolKind;
 use crate::domain::call::ToolOutput;
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::domain::time::Timestamp;
-use crate::tool::{Delegation, ProgressEvent};
+use crate::tool::outcome::Delegation;
+use crate::tool::progress::ProgressEvent;
 
 fn definition(url: String) -> ToolDefinition {
     // The other addresses answer, however busy the machine is.

@@ -18,9 +18,9 @@ use crate::domain::machine::Failure;
 use crate::model::pieces::PieceReader;
 use crate::net::sse::{Frames, PeerFrame};
 use crate::sandbox::CommandEnd;
-use crate::tool::Scope;
 use crate::tool::execute::{CommandOutput, Sandbox, SandboxCommand, SandboxEnd};
 use crate::tool::request_span::RequestSpan;
+use crate::tool::scope::Scope;
 
 /// The time that a service has to kill a command that takes too long, and to say so.
 const KILL_TIME: Duration = Duration::from_secs(15);

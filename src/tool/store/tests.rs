@@ -2,8 +2,8 @@ use serde_json::json;
 
 use super::*;
 use crate::domain::time::Timestamp;
-use crate::tool::ContextEntries;
 use crate::tool::items::InMemoryItems;
+use crate::tool::scope::ContextEntries;
 
 struct StoreTools {
     scope: Scope,

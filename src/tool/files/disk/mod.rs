@@ -19,7 +19,7 @@ use super::workspace::{DirectoryEntries, FileAccess, FileQuery, FileWorkspace, F
 use crate::domain::item::Namespace;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::state::{File, FileFacts, Update};
-use crate::tool::Scope;
+use crate::tool::scope::Scope;
 use crate::tool::store::server_value;
 
 mod change;

@@ -3,7 +3,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::domain::identity::UserId;
-use crate::tool::ProgressEvent;
+use crate::tool::progress::ProgressEvent;
 
 fn token(number: i64) -> ProgressToken {
     ProgressToken(NumberOrString::Number(number))
