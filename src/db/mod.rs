@@ -17,7 +17,7 @@
 //! | several tables | [`stored_bytes`], [`copies`], [`retention`], [`erasure`], [`thread_search`] |
 //! | runs and their logs | [`idempotency`], [`remembered`], [`interrupts`], `questions`, [`threads`], [`checkpoints`], [`events`], [`runs`], [`background`] |
 //! | other tables | [`workers`], [`jobs`], [`crons`], [`deliveries`], [`remote_runs`], [`sandboxes`], [`trees`], [`quotas`], [`keys`], [`mcp_logins`], [`call_tokens`], [`audit`], [`items`], [`assistants`], [`definitions`] |
-//! | what statements share | [`access`], `list_part`, `offload`; [`live`] |
+//! | what statements share | [`access`], `list_part`, `of_thread`, `offload`; [`live`] |
 //! | `codec` | JSON, blobs, the short form, and who seals which values |
 //! | `engine` | connections, transactions, queues, statements, notifications, migrations, keys, errors |
 //! | values without SQL | `row`, `fold`, `states` |
@@ -67,6 +67,7 @@ pub mod keys;
 mod list_part;
 pub mod live;
 pub mod mcp_logins;
+mod of_thread;
 mod offload;
 mod questions;
 pub mod quotas;

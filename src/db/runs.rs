@@ -4,7 +4,6 @@ mod below;
 mod children;
 mod claims;
 mod implied_id;
-pub(super) mod of_thread;
 mod order;
 mod queue;
 mod turns;
@@ -42,6 +41,7 @@ use super::codec::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
 use super::codec::short_form;
 use super::engine::{Engine, IdColumn, LaterRows, on_engine};
 use super::list_part::{ListBuilder, ListPart};
+use super::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
@@ -54,7 +54,6 @@ use crate::domain::time::Timestamp;
 use crate::domain::trace::RunTrace;
 use crate::domain::visibility::Visibility;
 use implied_id::{stored_assistant, stored_root};
-use of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 
 const TABLE: &str = "runs";
 /// The maximum number of rows of an `insert`.

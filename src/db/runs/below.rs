@@ -4,10 +4,10 @@ use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
-use super::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use super::{COLUMNS, RunRow, read_all};
 use crate::db::codec::json::unless_corrupt;
 use crate::db::engine::on_engine;
+use crate::db::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use crate::db::{DbResult, Tx, checkpoints};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};

@@ -12,9 +12,9 @@ use const_format::{concatcp, str_replace};
 use sqlx::{query, query_scalar};
 use uuid::Uuid;
 
-use super::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use crate::db::engine::{Conn, Engine, on_engine};
 use crate::db::interrupts::NO_QUESTION;
+use crate::db::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use crate::db::{DbResult, Tx};
 use crate::domain::account::{RunQueue, end_of_subject};
 use crate::domain::id::{RunId, ThreadId};
