@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::halt::Halt;
 use super::outcome::CallOutcome;
-use super::scope::Scope;
+use super::scope::{BackgroundOrder, Scope};
 use super::toolbox::Tool;
 use crate::domain::background::{BackgroundAgent, BackgroundTask, TaskSnapshot, TaskStatus, truncate};
 use crate::domain::call::ToolOutput;

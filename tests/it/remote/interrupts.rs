@@ -86,7 +86,7 @@ async fn an_approval_of_one_call_takes_a_list_of_one_decision(server: TestServer
     let lines = |base: &str| {
         format!(
             "[peers]\npatience_s = 60.0\nfirst_look_s = 0.05\nlongest_look_s = 0.2\n\
-             [agents.asker]\nmodel = \"scripted:mock\"\n\
+             [agents.asker]\nmodel = \"scripted:mock\"\nmax_subagent_depth = 2\n\
              [[agents.asker.subagents]]\nname = \"single\"\ndescription = \"Asks about each call.\"\n\
              graph_id = \"single\"\nurl = \"{base}\"\nasync = false\n"
         )
