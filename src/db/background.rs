@@ -195,7 +195,7 @@ pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskReco
 }
 
 /// The SQL condition that the task of row `t` is not over, as far as this server knows: a
-/// [question about a thread](super::runs::of_thread). `offset 0` keeps Postgres from answering it for all threads.
+/// [question about a thread](super::of_thread). `offset 0` keeps Postgres from answering it for all threads.
 const IS_NOT_OVER: &str = "(exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and {pending} \
     limit 1 offset 0) or exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and {running} \
     limit 1 offset 0) or exists (select 1 from interrupts i where i.thread_id = t.task_id and i.status = 'pending' \

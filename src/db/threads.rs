@@ -368,7 +368,7 @@ const LEAVE: &str = "update threads set status = case when ";
 const LEFT: &str = " then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
     expires_at = $6 + ttl where thread_id = $1";
 /// The condition that another run of thread `$1` than `$2` is at work, or waits for no answer: a
-/// [question about a thread](super::runs::of_thread).
+/// [question about a thread](super::of_thread).
 const HAS_OTHERS: &str = concatcp!(
     "exists (select 1 from runs other where other.thread_id = $1 and other.depth = 0 and {running} \
      and other.run_id <> $2) \

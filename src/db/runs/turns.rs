@@ -26,7 +26,7 @@ use crate::domain::time::Timestamp;
 pub(super) const MAY_BEGIN_ON_SQLITE: &str = of_thread_on_sqlite!(MAY_BEGIN);
 /// The condition of [`MAY_BEGIN_ON_SQLITE`].
 pub(super) const MAY_BEGIN_ON_POSTGRES: &str = of_thread_on_postgres!(MAY_BEGIN);
-/// The condition as a [question about a thread](super::of_thread). `offset 0` keeps Postgres from answering it for all threads.
+/// The condition as a [question about a thread](crate::db::of_thread). `offset 0` keeps Postgres from answering it for all threads.
 const MAY_BEGIN: &str = concatcp!(
     "not exists (select 1 from runs other where other.thread_id = runs.thread_id and other.depth = 0 and {running} \
      limit 1 offset 0) \
