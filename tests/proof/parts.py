@@ -165,6 +165,9 @@ def postgres(folder, programs, port, host=HERE):
     command = [programs / "postgres", "-D", data, "-k", data, "-p", port, "-c", f"listen_addresses={host.address}"]
     # The processes are killed, not the machine: what was written reaches the files without a flush.
     command += ["-c", "fsync=off", "-c", "max_connections=200"]
+    # The sessions of a server that is silent for long end, and with them its locks: else an upgrade could not be finished.
+    command += ["-c", "tcp_keepalives_idle=10", "-c", "tcp_keepalives_interval=2", "-c", "tcp_keepalives_count=3"]
+    command += ["-c", "tcp_user_timeout=15000"]
     log = folder / "postgres.log"
     log.touch()
     # With SIGTERM it would wait until the last client has left.
