@@ -193,17 +193,6 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Sends the statements that wait.
-    ///
-    /// # Errors
-    /// Those of the statements.
-    pub async fn flush(&mut self) -> DbResult<()> {
-        match &mut self.conn {
-            Conn::Sqlite(conn) => Ok(conn.flush().await?),
-            Conn::Postgres(conn) => Ok(conn.flush().await?),
-        }
-    }
-
     /// Takes a connection to Postgres whose transaction has begun. Each statement is sent at once.
     pub(super) fn postgres(conn: &'c mut PgConnection, parts: &'c TxParts, access: &RowAccess) -> Self {
         Self::of(Conn::Postgres(PostgresConn::new(conn, parts.prepares)), parts, access)
@@ -216,10 +205,8 @@ impl<'c> Tx<'c> {
         parts: &'c TxParts,
         access: &RowAccess,
     ) -> Self {
-        let (conn, batching) = batching_on(conn, pool, parts);
-        let opening = access.begin(&pool.begin_write);
-        let conn = PostgresConn::of_operation(conn, parts.prepares, batching, opening);
-        Self::of(Conn::Postgres(conn), parts, access)
+        let conn = opened_on_postgres(conn, pool, parts, access.begin(&pool.begin_write));
+        Self::of(Conn::Postgres(conn.with_waiting()), parts, access)
     }
 
     /// Takes a connection for a read on Postgres, which begins with the statements of the pool.
@@ -229,9 +216,7 @@ impl<'c> Tx<'c> {
         parts: &'c TxParts,
         access: &RowAccess,
     ) -> Self {
-        let (conn, batching) = batching_on(conn, pool, parts);
-        let opening = access.begin(&pool.begin_read);
-        let conn = PostgresConn::opened(conn, parts.prepares, batching, opening);
+        let conn = opened_on_postgres(conn, pool, parts, access.begin(&pool.begin_read));
         Self::of(Conn::Postgres(conn), parts, access)
     }
 
@@ -333,18 +318,19 @@ impl<'c> Tx<'c> {
     }
 }
 
-/// Returns the way in which statements are sent together on a connection.
-fn batching_on<'c>(
+/// Takes a connection for a transaction that begins with `opening`.
+fn opened_on_postgres<'c>(
     conn: &'c mut PooledConnection,
     pool: &PostgresPool,
     parts: &TxParts,
-) -> (&'c mut PgConnection, Batching<'c>) {
+    opening: PlainStatements,
+) -> PostgresConn<'c> {
     let (conn, prepared) = conn.parts();
     let batching = match parts.prepares && pool.keeps_sessions {
         true => Batching::Prepared(prepared),
         false => Batching::Texts,
     };
-    (conn, batching)
+    PostgresConn::opened(conn, parts.prepares, batching, opening)
 }
 
 /// Runs the same body on the connection of either engine. A macro, since the connections have different types and a closure

@@ -477,17 +477,6 @@ impl<S: BatchSession> BatchConn<S> {
         self.send_waiting().await
     }
 
-    /// Sends what waits, if anything does.
-    ///
-    /// # Errors
-    /// Those of the statements.
-    pub(in crate::db) async fn flush(&mut self) -> sqlx::Result<()> {
-        match self.waiting.batch.count() {
-            0 => Ok(()),
-            _ => self.send_waiting().await,
-        }
-    }
-
     /// Sends the opening and what waits.
     ///
     /// # Errors

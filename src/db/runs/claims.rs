@@ -276,8 +276,11 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, at: Timestamp) ->
 }
 
 /// Executes the change of a run's row, which fails if the worker does not hold the run any more. On SQLite it is sent with the
-/// rest of the write. On Postgres the row is locked before the rest is sent, so the number of changed rows is known, and the
-/// statement need not fail by itself.
+/// rest of the write.
+///
+/// On Postgres it is sent at once. The row has to be locked before the turn of the commit is over. And a commit that arrives
+/// late, after its connection was given up, must find its transaction rolled back: in one message with the writes, it could store
+/// them behind their own repetition. The number of changed rows is known then, so the statement need not fail by itself.
 async fn change_held(update: Statement<'_, '_>, engine: Engine) -> DbResult<()> {
     match engine {
         Engine::Sqlite => update.change_later().await,

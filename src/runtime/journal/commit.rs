@@ -8,7 +8,7 @@ use crate::db::checkpoints::NewCheckpoint;
 use crate::db::events::NewEvent;
 use crate::db::runs::{ChildRowUpdate, EndOfRun, RunRowUpdate};
 use crate::db::threads::ThreadAfterRun;
-use crate::db::{self, DbResult, Engine, Tx};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::RunId;
 use crate::domain::quota::DayUse;
@@ -73,11 +73,6 @@ pub(super) async fn write_batch(
             db::runs::end_fenced(tx, run_context.holder(), end, trace).await?;
         }
         Some(_) | None => db::runs::store_fenced(tx, run_context.holder(), trace).await?,
-    }
-    if tx.engine() == Engine::Postgres {
-        // The row has to be locked before the turn is over. And a commit that arrives late, after its connection was given up, must
-        // find its transaction rolled back. In one message with the writes, it could store them behind their own repetition.
-        tx.flush().await?;
     }
     // The row is locked now until the end of the transaction, so the turn is over. SQLite has one writer at a time anyway.
     drop(turn);

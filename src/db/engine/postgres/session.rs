@@ -322,16 +322,6 @@ impl<'c> PostgresConn<'c> {
         conn
     }
 
-    /// Takes a connection for an operation that writes, like [`Self::opened`]. Statements may wait.
-    pub(in crate::db) fn of_operation(
-        conn: &'c mut PgConnection,
-        prepares: bool,
-        batching: Batching<'c>,
-        opening: PlainStatements,
-    ) -> Self {
-        Self::opened(conn, prepares, batching, opening).with_waiting()
-    }
-
     /// Returns whether a statement was refused since the session is read-only.
     pub(in crate::db) fn is_refused(&self) -> bool {
         self.session.failures.is_refused
