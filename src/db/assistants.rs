@@ -184,7 +184,7 @@ pub async fn find(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<Option<Assistant
 /// An assistant that is read later in its transaction.
 pub struct LaterAssistant(LaterRows<AssistantRow>);
 
-/// Returns the assistant with this id, to be read later in the transaction, which must not change it meanwhile. On SQLite it is
+/// Returns the assistant with this id, to be read later in the transaction, which must not change it meanwhile. It is
 /// read together with other rows.
 pub async fn find_later(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<LaterAssistant> {
     const SQL: &str = concatcp!(SELECT, " where assistant_id = $1");

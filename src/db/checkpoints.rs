@@ -606,16 +606,11 @@ from_row! {
 }
 
 /// Returns the summary of the log of a thread.
-pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSummary> {
-    let found = log_summary_later(tx, thread).await?.fetch_optional(tx).await?;
-    Ok(found.ok_or(sqlx::Error::RowNotFound)?)
-}
-
-async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRows<LogSummary>> {
+async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSummary> {
     const SQLITE: &str = concatcp!("select ", SUMMARY_ON_SQLITE);
     const POSTGRES: &str = concatcp!("select ", SUMMARY_ON_POSTGRES);
     let sql = tx.either(SQLITE, POSTGRES);
-    tx.statement(sql).bind(thread.0).fetch_later().await
+    tx.statement(sql).bind(thread.0).fetch_one().await
 }
 
 /// The columns of a [`LogSummary`] on SQLite.

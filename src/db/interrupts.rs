@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
 use super::codec::json::{ColumnRef, readable, unless_corrupt};
 use super::engine::sealing::Sealer;
-use super::engine::{Contains, LaterRows, Statement, lane_id, lane_of, on_engine};
+use super::engine::{Contains, LaterRows, lane_id, lane_of, on_engine};
 use super::row::from_row;
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
@@ -223,7 +223,7 @@ impl ReplacedInterrupt<'_> {
 }
 
 /// Stores an interrupt like [`insert`], but not to whom it is assigned. The transaction has to do that, and to save what it has
-/// replaced, by [`ReplacedInterrupt::save`] after that: on SQLite it can be read together with other rows.
+/// replaced, by [`ReplacedInterrupt::save`] after that: it can be read together with other rows.
 ///
 /// # Errors
 /// As [`insert`].
@@ -686,31 +686,19 @@ async fn settle(
     end: &Settlement<'_>,
     now: Timestamp,
 ) -> DbResult<bool> {
+    const SQL: &str = "update interrupts set status = $6, resolution = $3, resumed_by = $4, resolved_at = $5 \
+        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
     if let Some(by) = end.by {
         let open = find(tx, thread, id)
             .await?
             .filter(|record| record.status == InterruptState::Pending);
         save_before(tx, open.as_slice(), by).await?;
     }
-    let statement = settle_statement(tx, thread, id, end, now).await?;
-    Ok(statement.execute().await? == 1)
-}
-
-/// Returns the statement that ends a pending interrupt.
-async fn settle_statement<'t, 'c>(
-    tx: &'t mut Tx<'c>,
-    thread: ThreadId,
-    id: &InterruptId,
-    end: &Settlement<'_>,
-    now: Timestamp,
-) -> DbResult<Statement<'t, 'c>> {
-    const SQL: &str = "update interrupts set status = $6, resolution = $3, resumed_by = $4, resolved_at = $5 \
-        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
     let sealer = tx.sealer_of_thread(thread).await?;
     let answer = encode_resolution(&sealer, id, Some(end.answer))?;
     let statement = tx.statement(SQL).bind(thread.0).bind(id.0.as_str()).bind(answer);
     let statement = statement.bind(end.by.map(|run| run.0)).bind(now.0);
-    Ok(statement.bind(end.status.word()))
+    Ok(statement.bind(end.status.word()).execute().await? == 1)
 }
 
 /// Drops the pending interrupts of a thread except for these.

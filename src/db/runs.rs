@@ -56,8 +56,6 @@ use crate::domain::visibility::Visibility;
 use implied_id::{stored_assistant, stored_root};
 
 const TABLE: &str = "runs";
-/// The maximum number of rows of an `insert`.
-const MAX_ROWS: usize = 200;
 
 const COLUMNS: &str = "\
     run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
@@ -369,15 +367,12 @@ pub async fn insert_begun(
 /// # Errors
 /// As [`insert`], also when one of them exists.
 pub async fn insert_children(tx: &mut Tx<'_>, children: &[&Run]) -> DbResult<()> {
-    for batch in children.chunks(MAX_ROWS) {
-        let rows = batch.iter().map(|run| NewRow {
-            run,
-            worker: None,
-            first_seq: None,
-        });
-        insert_rows(tx, &rows.collect::<Vec<_>>()).await?;
-    }
-    Ok(())
+    let rows = children.iter().map(|run| NewRow {
+        run,
+        worker: None,
+        first_seq: None,
+    });
+    insert_rows(tx, &rows.collect::<Vec<_>>()).await
 }
 
 async fn insert_rows(tx: &mut Tx<'_>, new: &[NewRow<'_>]) -> DbResult<()> {
@@ -691,7 +686,7 @@ pub async fn count_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<InFl
 pub struct LaterInFlight(LaterRows<(i64, i64)>);
 
 /// Returns the count of [`count_in_flight`], to be made later in the transaction, which must store or change no run of the
-/// thread meanwhile. On SQLite it is made together with other statements.
+/// thread meanwhile. It is made together with other statements.
 pub async fn count_in_flight_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterInFlight> {
     // On SQLite each status has an index of its own. On Postgres both are in one by thread, and of a single status it may read all
     // runs in the index of another order, to find those of the thread.

@@ -168,7 +168,7 @@ pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
 /// A thread that is read or locked later in its transaction.
 pub struct LaterThread(LaterRows<ThreadRow>);
 
-/// Returns the thread with this id, to be read later in the transaction, which must not change it meanwhile. On SQLite it is read
+/// Returns the thread with this id, to be read later in the transaction, which must not change it meanwhile. It is read
 /// together with other rows.
 pub async fn find_later(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<LaterThread> {
     const SQL: &str = concatcp!(SELECT, " where thread_id = $1");
@@ -176,7 +176,7 @@ pub async fn find_later(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<LaterThread> 
     Ok(LaterThread(found))
 }
 
-/// Returns the thread with this id, to be locked later in the transaction, which must not change it meanwhile. On SQLite it is
+/// Returns the thread with this id, to be locked later in the transaction, which must not change it meanwhile. It is
 /// read together with other rows.
 pub async fn lock_later(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<LaterThread> {
     const SQLITE: &str = concatcp!(SELECT, " where thread_id = $1");

@@ -199,7 +199,7 @@ pub async fn remove_shares(tx: &mut Tx<'_>, tree: RunId, thread: ThreadId) -> Db
 pub struct LaterDelegations(LaterRows<(i64,)>);
 
 /// Returns the number of the delegations of a run, to subagents and to background tasks, to be counted later in the transaction,
-/// which must make none meanwhile. On SQLite they are counted together with other statements.
+/// which must make none meanwhile. They are counted together with other statements.
 pub async fn delegations_later(tx: &mut Tx<'_>, run: RunId) -> DbResult<LaterDelegations> {
     const SQL: &str = "select (select count(*) from runs where parent_id = $1) \
         + (select count(*) from background_tasks where parent_run = $1)";

@@ -19,6 +19,8 @@ use super::{
 
 /// The most values of a statement with rows on SQLite, which searches the place of each value by its number.
 const MOST_VALUES: usize = 60;
+/// The most values of a statement with rows on Postgres, which takes 65,535.
+const MOST_VALUES_ON_POSTGRES: usize = 5_000;
 
 /// A value of a statement on either engine.
 pub(in crate::db) trait SqlValue<'q>:
@@ -89,10 +91,11 @@ impl<'c> Tx<'c> {
         rows: Vec<I>,
         bind: impl Fn(&mut RowValues<'_, '_, '_>, I),
     ) -> DbResult<()> {
-        let most = match self.engine() {
-            Engine::Sqlite => (MOST_VALUES / width).max(1),
-            Engine::Postgres => rows.len(),
+        let values = match self.engine() {
+            Engine::Sqlite => MOST_VALUES,
+            Engine::Postgres => MOST_VALUES_ON_POSTGRES,
         };
+        let most = (values / width).max(1);
         let mut rows = rows.into_iter().peekable();
         while rows.peek().is_some() {
             let mut statement = self.statement(insert);

@@ -55,7 +55,7 @@ pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usa
 /// The usage of runs, to be read later in its transaction.
 pub struct LaterUsages(LaterRows<(Uuid, String)>);
 
-/// Returns the usage of [`usages`], to be read later in the transaction, which must change none meanwhile. On SQLite it is read
+/// Returns the usage of [`usages`], to be read later in the transaction, which must change none meanwhile. It is read
 /// together with other rows.
 pub async fn usages_later(tx: &mut Tx<'_>, root: RunId) -> DbResult<LaterUsages> {
     const SQL: &str = concatcp!("select run_id, usage from runs where ", OF_TREE);
