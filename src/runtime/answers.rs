@@ -271,7 +271,7 @@ impl Interrupts {
         mut new_run: NewRun,
         key: Option<IdempotencyKey>,
     ) -> Result<IdempotentOutcome<Run>, StartError> {
-        let was_input = new_run.request.input.is_some();
+        let mut is_answer = false;
         if let (Target::Thread(thread) | Target::ThreadOrNew(thread), Some(input)) =
             (&new_run.target, &new_run.request.input)
         {
@@ -281,9 +281,9 @@ impl Interrupts {
             let open = read.await?;
             if !open.is_empty() && !is_message(&open, input) {
                 new_run.resume = new_run.request.input.take().map(Resolution::Answered);
+                is_answer = true;
             }
         }
-        let is_answer = was_input && new_run.request.input.is_none();
         let started = match key {
             None => self.runs.start(new_run).await.map(IdempotentOutcome::First),
             Some(key) => self.runs.start_once(new_run, key, None).await,

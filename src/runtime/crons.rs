@@ -196,8 +196,7 @@ fn has_same_request(old: &Cron, new: &Cron) -> bool {
 /// Returns whether a cron with this change starts no run, and has no other request. Then its runs are not checked: a cron whose
 /// runs are refused by now can be stopped. When it is enabled again, they are checked.
 fn only_stops(old: &Cron, new_cron: &NewCron, now: Timestamp) -> bool {
-    let new = new_cron.clone().into_cron(old.id, old.assistant, now);
-    !new.enabled && has_same_request(old, &new)
+    !new_cron.enabled && has_same_request(old, &new_cron.clone().into_cron(old.id, old.assistant, now))
 }
 
 /// Checks that no policy forbids a user the runs of a cron on their thread, or on threads that the cron creates.

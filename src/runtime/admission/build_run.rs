@@ -1,5 +1,6 @@
 //! The run of a request, with its settings, its metadata and its account.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -91,17 +92,17 @@ pub(in crate::runtime) fn settings(
         return assistant.as_defaults_for(config, context);
     };
     let keeps_context = context.is_empty() && !before.is_empty();
-    let mut before = before.clone();
+    let mut before = Cow::Borrowed(before);
     // The answer may name another agent, and another definition may have the name of a deleted one.
     if !is_of_task && resolved.known.check_choices(&before).is_err() {
-        before.retain(|name, value| {
+        before.to_mut().retain(|name, value| {
             let alone = Map::from_iter([(name.clone(), value.clone())]);
             resolved.known.check_choices(&alone).is_ok()
         });
     }
     if keeps_context {
         let mut config = config.clone();
-        set_configurable(&mut config, before.clone());
+        set_configurable(&mut config, Map::clone(&before));
         return assistant.as_defaults_for(&config, &before);
     }
     let mut settings = assistant.as_defaults_for(config, context);

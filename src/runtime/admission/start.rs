@@ -133,10 +133,8 @@ impl UnstoredRun {
         if !admitted.claimed {
             db::notifications::notify(tx, db::Notification::Queue).await?;
         }
-        match stored {
-            StoredThread::Nothing => {}
-            StoredThread::Known => enter_thread(tx, &thread, entered, Some(&thread.metadata), now).await?,
-            StoredThread::Unreadable => enter_thread(tx, &thread, entered, None, now).await?,
+        if stored != StoredThread::Nothing {
+            enter_thread(tx, &thread, stored, entered, now).await?;
         }
         if keeps_thread {
             db::threads::patch(tx, thread.id, &Map::new(), Some(HELD), now).await?;
@@ -424,19 +422,21 @@ fn entered_thread(thread: &Thread, run: &Run, known: &RegisteredAgent) -> Thread
         metadata.insert(key.to_owned(), value.into());
     }
     Thread {
+        ownership: thread.ownership.clone(),
         status: ThreadStatus::Busy,
-        config,
         metadata,
-        ..thread.clone()
+        config,
+        error: thread.error.clone(),
+        ..*thread
     }
 }
 
-/// Stores what has changed of a thread that a run enters. `former` are its stored metadata, if they are known.
+/// Stores what has changed of a stored thread that a run enters.
 async fn enter_thread(
     tx: &mut Tx<'_>,
     thread: &Thread,
+    stored: StoredThread,
     entered: Thread,
-    former: Option<&Map<String, Value>>,
     now: Timestamp,
 ) -> DbResult<()> {
     let has_new_metadata = entered.metadata != thread.metadata;
@@ -444,7 +444,7 @@ async fn enter_thread(
         status: Some(entered.status),
         config: Some(entered.config).filter(|config| *config != thread.config),
         metadata: has_new_metadata.then_some(entered.metadata),
-        former_metadata: former.filter(|_| has_new_metadata).cloned(),
+        former_metadata: (has_new_metadata && stored == StoredThread::Known).then(|| thread.metadata.clone()),
         ..Default::default()
     };
     db::threads::set(tx, thread.id, change, now).await
