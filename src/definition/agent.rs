@@ -459,7 +459,7 @@ pub(super) fn with_fields_mut(
 
 impl AgentDefinition {
     /// Returns the subagents, each with its field.
-    pub(super) fn subagents_with_fields(&self) -> impl Iterator<Item = (FieldPath, &SubagentDefinition)> {
+    pub(crate) fn subagents_with_fields(&self) -> impl Iterator<Item = (FieldPath, &SubagentDefinition)> {
         let list = FieldPath::of(["subagents"]);
         let all = self.subagents.iter().enumerate();
         all.map(move |(at, subagent)| (list.then(at), subagent))

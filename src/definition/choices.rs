@@ -126,26 +126,28 @@ impl AgentDefinition {
     }
 }
 
+/// Returns an agent whose models, tools and prompt can be chosen, with further fields.
+#[cfg(test)]
+pub(super) fn agent_with_choices(more: &Value) -> AgentDefinition {
+    let mut all = json!({"model": ["lab:a", "lab:b"], "tools": ["find", "send"],
+        "system_prompt": "You help {user} with {\"json\": 1} and {other}.",
+        "configurable": {"models": ["lab:b", "lab:c"], "tools": ["send"], "prompt_slots": {"user": "people"}}});
+    let fields = all.as_object_mut().expect("an object");
+    fields.extend(more.as_object().cloned().unwrap_or_default());
+    serde_json::from_value(all).expect("a definition")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn agent(more: &Value) -> AgentDefinition {
-        let mut all = json!({"model": ["lab:a", "lab:b"], "tools": ["find", "send"],
-            "system_prompt": "You help {user} with {\"json\": 1} and {other}.",
-            "configurable": {"models": ["lab:b", "lab:c"], "tools": ["send"], "prompt_slots": {"user": "people"}}});
-        let fields = all.as_object_mut().expect("an object");
-        fields.extend(more.as_object().cloned().unwrap_or_default());
-        serde_json::from_value(all).expect("a definition")
-    }
-
     fn choices(value: &Value) -> Map<String, Value> {
-        agent(&json!({})).choices_of(value.as_object().expect("an object"))
+        agent_with_choices(&json!({})).choices_of(value.as_object().expect("an object"))
     }
 
     #[test]
     fn a_choice_changes_the_first_model_the_optional_tools_and_the_slots() {
-        let agent = agent(&json!({}));
+        let agent = agent_with_choices(&json!({}));
         let chosen = choices(&json!({"model": "lab:c", "tools": [], "user": "{other} Ann", "more": 1}));
         let configured = agent.configured(&chosen);
         assert_eq!(configured.model.all(), ["lab:c", "lab:b"]);
@@ -160,7 +162,7 @@ mod tests {
 
     #[test]
     fn without_a_choice_the_defaults_hold() {
-        let agent = agent(&json!({}));
+        let agent = agent_with_choices(&json!({}));
         let same = choices(&json!({"model": "lab:a", "tools": ["send"], "user": "people"}));
         assert_eq!(same, Map::new());
         let configured = agent.configured(&same);
@@ -172,14 +174,14 @@ mod tests {
     #[test]
     fn a_model_that_is_not_listed_is_not_taken() {
         let chosen = choices(&json!({"model": "lab:expensive", "tools": "send"}));
-        let configured = agent(&json!({})).configured(&chosen);
+        let configured = agent_with_choices(&json!({})).configured(&chosen);
         assert_eq!(configured.model.first(), "lab:a");
         assert_eq!(configured.tools, ["find", "send"]);
     }
 
     #[test]
     fn the_schema_of_the_context_has_the_choices_beside_its_own_entries() {
-        let agent = agent(&json!({"context_schema": {"type": "object", "required": ["team"],
+        let agent = agent_with_choices(&json!({"context_schema": {"type": "object", "required": ["team"],
             "properties": {"team": {"type": "string"}}}}));
         let schema = agent.settings_schema().expect("a schema");
         assert_eq!(schema["required"], json!(["team"]));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::diagnostic::{Diagnostic, FieldPath};
+use super::diagnostic::{Diagnostic, FieldPath, check_length};
 use super::patterns::{glob, tool_glob};
 use super::words::path_problem;
 use crate::domain::message::ToolCall;
@@ -268,11 +268,8 @@ fn check_subject(field: &FieldPath, permission: &Permission, error: &mut impl Fn
         ("arguments", arguments.len()),
         ("agents", agents.len()),
     ] {
-        if length > MOST {
-            error(
-                field.then(name),
-                format!("has {length} entries; at most {MOST} are allowed"),
-            );
+        if let Some(found) = check_length(&field.then(name), length, MOST) {
+            error(found.field, found.message);
         }
         if length > 0 && tools.is_empty() && name != "tools" {
             error(field.then(name), "goes with `tools`".to_owned());

@@ -413,12 +413,8 @@ impl Definitions {
             .and_then(|definition| definition.url.as_deref());
         let own = own.and_then(|url| peers.check("url", url).err());
         forbidden.extend(own.map(|why| Diagnostic::error(FieldPath::of(["url"]), message(why, "peers"))));
-        let subagents = validated
-            .definition
-            .iter()
-            .flat_map(|definition| definition.subagents.iter().enumerate());
-        for (at, subagent) in subagents {
-            let place = FieldPath::of(["subagents"]).then(at);
+        let subagents = validated.definition.iter();
+        for (place, subagent) in subagents.flat_map(AgentDefinition::subagents_with_fields) {
             let url = subagent.url.as_deref().and_then(|url| peers.check("url", url).err());
             let webhook = subagent
                 .webhook

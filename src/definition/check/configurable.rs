@@ -105,22 +105,14 @@ fn is_slot_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
-
-    fn agent(more: &Value) -> AgentDefinition {
-        let mut all = json!({"model": ["lab:a", "lab:b"], "tools": ["find", "send"],
-            "system_prompt": "You help {user} with {\"json\": 1} and {other}.",
-            "configurable": {"models": ["lab:b", "lab:c"], "tools": ["send"], "prompt_slots": {"user": "people"}}});
-        let fields = all.as_object_mut().expect("an object");
-        fields.extend(more.as_object().cloned().unwrap_or_default());
-        serde_json::from_value(all).expect("a definition")
-    }
+    use crate::definition::choices::agent_with_choices;
 
     #[test]
     fn mistakes_are_reported_with_their_fields() {
-        let agent = agent(
+        let agent = agent_with_choices(
             &json!({"context_schema": {"properties": {"model": {}}}, "configurable": {"models": ["lab:b", "lab:b"],
             "tools": ["sent"], "prompt_slots": {"tools": "", "not a name": "", "unused": ""}}}),
         );

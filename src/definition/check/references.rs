@@ -79,13 +79,10 @@ impl SubagentDefinition {
             ("url", self.url.is_some()),
             ("headers", !self.headers.is_empty()),
             ("async", self.in_background.is_some()),
-            ("webhook", self.webhook.is_some()),
-            ("update_strategy", self.update_strategy.is_some()),
-            ("notify_parent", self.notify_parent.is_some()),
         ];
         errors_of_given(
             field,
-            given,
+            given.into_iter().chain(self.background_fields()),
             "goes with `graph_id` only: it is about an agent defined elsewhere",
         )
     }
@@ -118,16 +115,20 @@ impl SubagentDefinition {
         findings
     }
 
-    /// Checks the fields that only background subagents have, and the fields that background subagents cannot have.
-    fn check_background_fields(&self, field: &FieldPath) -> Vec<Diagnostic> {
-        let given = [
+    /// Returns the fields that only background subagents have, and whether they are given.
+    fn background_fields(&self) -> [(&'static str, bool); 3] {
+        [
             ("webhook", self.webhook.is_some()),
             ("update_strategy", self.update_strategy.is_some()),
             ("notify_parent", self.notify_parent.is_some()),
-        ];
+        ]
+    }
+
+    /// Checks that a subagent that is not in the background has no fields of those that are.
+    fn check_background_fields(&self, field: &FieldPath) -> Vec<Diagnostic> {
         errors_of_given(
             field,
-            given,
+            self.background_fields(),
             "is for subagents in the background, and `async = false` makes this one synchronous",
         )
     }

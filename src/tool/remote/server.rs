@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{RemoteTool, base_url, headers};
 use crate::definition::mcp::{McpFilter, model_name};
-use crate::definition::words::timeout_problem;
+use crate::definition::words::{LONGEST_TIMEOUT_S, timeout_problem};
 use crate::definition::{AfterCrash, Headers, OnError, ToolDefinition, ToolServerDefinition};
 use crate::domain::Invalid;
 use crate::domain::backoff::Backoff;
@@ -45,8 +45,6 @@ const MAX_TOOLS: usize = 1_000;
 const MAX_NAME_BYTES: usize = 256;
 /// The maximum length of a description that is passed to models, in characters.
 const MAX_DESCRIPTION_CHARS: usize = 16_384;
-/// The longest time-out that a service may ask for, in seconds.
-const MAX_TIMEOUT_S: f64 = 86_400.0;
 /// The time-out of a call when neither the configuration nor the service has one, in seconds.
 const DEFAULT_TIMEOUT_S: f64 = 30.0;
 /// The maximum number of fields of the state that are sent with a call.
@@ -329,7 +327,7 @@ impl ToolService {
             AfterCrash::default()
         };
         let timeout_s = own.timeout_s.or(listed.timeout_s).unwrap_or(DEFAULT_TIMEOUT_S);
-        if let Some(problem) = timeout_problem(timeout_s, MAX_TIMEOUT_S) {
+        if let Some(problem) = timeout_problem(timeout_s, LONGEST_TIMEOUT_S) {
             return Err(format!("its `timeout_s` {problem}"));
         }
         let description = if listed.description.trim().is_empty() {
