@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::agents::background_tasks::copied;
 use crate::support::actors::Human;
 use crate::support::provider::Turn;
 use crate::support::{TestServer, call, mail, on_both_engines, script, task, transcript};
@@ -282,9 +283,7 @@ async fn the_copy_of_a_background_task_goes_on_without_the_choices_of_its_parent
     let alice = server.human("choosy").await;
     let asks = script().calls(mail("m1", "bob")).turn(json!({"echo_system": true}));
     let narrow = narrow_in_the_background(&alice, asks).await;
-    let copy = narrow.client().post(&narrow.path("/copy"), json!({})).await.ok();
-    let copy = copy["thread_id"].as_str().expect("an id");
-    let copy = Human::at(narrow.client().clone(), "narrow", copy);
+    let copy = copied(&narrow).await;
     copy.approves(&copy.question().await).await.finishes().await;
     let said = copy.transcript().await.pop().expect("an answer");
     assert!(said.contains("You are narrow, whoever."), "{said}");
