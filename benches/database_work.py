@@ -9,11 +9,15 @@ many with `--steps` calls of a built-in tool before it, and as many with calls o
 As many have a breakpoint that is never met, so that their input is stored in a transaction of its own.
 Their processor time is measured at the end, when nothing is logged and 16 clients start runs. Prints a table, and with `--write` a file for
 simulate.py, whose steps are those with the tool behind HTTP.
+
+A message has one statement or several. `begin` and what sets the tenant of the transaction are one statement here, and statements that are prepared
+are counted when they are executed.
 """
 
 import argparse
 import asyncio
 import json
+import re
 import sys
 import tempfile
 import threading
@@ -29,6 +33,10 @@ CLIENTS = 16
 # After its start a server looks for what others have left.
 CALM_S = 15
 LINE = "adjutant LOG:  "
+# The values of a message with several statements.
+LITERAL = re.compile(r"e'(?:[^'\\]|\\.|'')*'")
+# What is not counted: the settings of a transaction, and statements that a message only prepares.
+UNCOUNTED = ("set local ", "prepare adjutant_", "deallocate adjutant_")
 
 CONFIGURATION = """\
 [server]
@@ -60,6 +68,12 @@ tools = ["lookup", "record"]
 """
 
 
+def statements_in(text):
+    """Returns the number of statements of a message."""
+    parts = (part.strip() for part in LITERAL.sub("", text).split(";"))
+    return sum(1 for part in parts if part and not part.startswith(UNCOUNTED))
+
+
 class Database:
     """A Postgres that logs the messages of its sessions, with the names of their programs."""
 
@@ -73,15 +87,16 @@ class Database:
         return psql(self.programs, self.part.port, sql)
 
     def messages(self):
-        """Returns the messages of the servers so far, and how many of them end with a commit."""
-        messages = commits = 0
+        """Returns the messages of the servers so far, their statements, and how many messages end with a commit."""
+        messages = statements = commits = 0
         with open(self.part.log, errors="replace") as log:
             for line in log:
                 kind, _, text = line.removeprefix(LINE).partition(": ")
                 if line.startswith(LINE) and (kind == "statement" or kind.startswith("execute ")):
                     messages += 1
+                    statements += statements_in(text)
                     commits += text.strip().rstrip(";").lower().endswith("commit")
-        return messages, commits
+        return messages, statements, commits
 
     def count(self):
         """Returns what has been done so far."""
@@ -91,8 +106,9 @@ class Database:
             "select sum(pg_total_relation_size(oid)) from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'"
         )
         log = self.ask("select pg_current_wal_lsn() - '0/0'")
-        messages, commits = self.messages()
-        return {"rows": float(rows), "space": float(space), "log": float(log), "messages": messages, "commits": commits}
+        messages, statements, commits = self.messages()
+        counted = {"messages": messages, "statements": statements, "commits": commits}
+        return {"rows": float(rows), "space": float(space), "log": float(log), **counted}
 
     def logs_nothing(self):
         # The option of the command line precedes any file, but not the role.
@@ -177,15 +193,15 @@ def processor_time(database, served, runs, work):
 
 
 def report(of_run, of_step, of_effect, of_input, of_idle):
-    kinds = [("rows", 1, ""), ("space", 1000, " kB"), ("log", 1000, " kB"), ("messages", 1, ""), ("commits", 1, "")]
-    kinds += [("server_cpu", 0.001, " ms"), ("database_cpu", 0.001, " ms")]
+    kinds = [("rows", 1, ""), ("space", 1000, " kB"), ("log", 1000, " kB"), ("messages", 1, ""), ("statements", 1, "")]
+    kinds += [("commits", 1, ""), ("server_cpu", 0.001, " ms"), ("database_cpu", 0.001, " ms")]
     print("| What | For each run, with its thread | For each step | With a tool behind HTTP |\n|---|---|---|---|")
     for name, unit, word in kinds:
         print(f"| {name} | " + " | ".join(f"{done[name] / unit:.2f}{word}" for done in (of_run, of_step, of_effect)) + " |")
     print(
         f"\na run whose input has a transaction of its own: {of_input['messages']:.2f} messages more, "
         f"{of_input['commits']:.2f} commits more\n"
-        f"without any work: {of_idle['messages']:.2f} messages a second, "
+        f"without any work: {of_idle['messages']:.2f} messages a second, {of_idle['statements']:.2f} statements, "
         f"{of_idle['commits']:.2f} commits, {of_idle['log'] / 1000:.2f} kB of the write-ahead log"
     )
 
@@ -215,7 +231,10 @@ async def main():
             served = parts[1]
             of_idle = await idle(database, given.idle)
             if given.servers > 1:
-                print(f"{of_idle['messages']:.2f} messages and {of_idle['commits']:.2f} commits a second of {given.servers} servers")
+                print(
+                    f"{of_idle['messages']:.2f} messages, {of_idle['statements']:.2f} statements and {of_idle['commits']:.2f} commits a second "
+                    f"of {given.servers} servers"
+                )
                 return
             works = {"run": (0, "lookup"), "step": (given.steps, "lookup"), "effect": (given.steps, "record")}
             # The first runs fill caches.

@@ -5,9 +5,9 @@ Usage: simulate.py --constants FILE [--threads 1000,100000,10000000] [options]
 
 FILE is what `database_work.py --write` has measured. Threads arrive by chance, five times as often as in the mean of their day, and each has one
 run with `--steps` steps. What the run needs besides its steps is done at its admission. Before each step a model takes a time by chance,
-`--model` seconds in the mean. Then a core of the server of the run works on the step, then a core of Postgres, and then its commit waits for the
-disk, which takes all commits that wait in one flush. Each of these is a queue, first come, first served. There are as many servers as keep their
-cores busy for seven tenths of the time, and two at least. The first half of the time is not counted.
+`--model` seconds in the mean. Then a core of the server of the run works on the step, then a core of Postgres, and then its commits, one after the
+other, wait for the disk, which takes all commits that wait in one flush. Each of these is a queue, first come, first served. There are as many
+servers as keep their cores busy for seven tenths of the time, and two at least. The first half of the time is not counted.
 
 Prints for each load how busy the parts are, how long a step takes that a model has answered, and how many runs are at work; and how many threads
 a day the cores of Postgres take.
@@ -77,12 +77,18 @@ def cost(constants, name, step):
     return constants["step" if step else "run"][name]
 
 
+def commits_of(constants, step):
+    """Returns the number of commits of a step, or, with the number 0, of the run besides its steps."""
+    return max(1, round(cost(constants, "commits", step)))
+
+
 def simulate(constants, rate, servers, given):
     """Returns what happens at so many runs a second."""
     chance = random.Random(given.seed)
     cores = [Cores(given.cores) for _ in range(servers)]
     database, disk = Cores(given.database_cores), Disk(given.flush_ms / 1000)
-    # A time, a number that makes it unique, what happens, the run, its server, its step, and when the model has answered.
+    # A time, a number that makes it unique, what happens, the server of the run, its step, and when the model has answered. Of
+    # flushes also the number of commits that are left.
     events = []
     numbers = iter(range(10**12))
 
@@ -94,7 +100,7 @@ def simulate(constants, rate, servers, given):
     is_warm = False
     later(chance.expovariate(rate), "arrives", 0, 0, 0.0)
     while events[0][0] < given.seconds:
-        now, _, what, server, step, answered = heapq.heappop(events)
+        now, _, what, server, step, answered, *left = heapq.heappop(events)
         if now >= begins and not is_warm:
             is_warm = True
             begun, most, disk.flushes = 0, at_work, 0
@@ -111,9 +117,13 @@ def simulate(constants, rate, servers, given):
             later(cores[server].work(now, seconds), "commits", server, step, now)
         elif what == "commits":
             seconds = cost(constants, "database_cpu", step)
-            later(database.work(now, seconds), "flushes", server, step, answered)
+            later(database.work(now, seconds), "flushes", server, step, answered, commits_of(constants, step))
         elif what == "flushes":
-            later(disk.flush(now), "is stored", server, step, answered)
+            after = disk.flush(now)
+            if left[0] > 1:
+                later(after, "flushes", server, step, answered, left[0] - 1)
+            else:
+                later(after, "is stored", server, step, answered)
         else:
             if is_warm:
                 delays.append(now - answered)
