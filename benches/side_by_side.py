@@ -11,14 +11,16 @@ With `--database URL` the server has another database than SQLite, which keeps w
 processor time of the processes `--also PID`, with their children, counts to that of the server.
 
 With `--write FILE` the table replaces the one in a document, as in `docs/testing-and-performance.md`. With `--only WORD` there are only
-the rows whose names contain the word; they are printed and not written. With `--keys` the server asks for an API key, which the client
-must send as `x-api-key` if the variable `AGENTBENCH_KEY` has one: compare with a run without.
+the rows whose names contain the word; they are printed and not written. With `--further` there are further rows, and none is written:
+a long history, streams that were on time, the start and the memory of an idle server. With `--keys` the server asks for an API key, which
+the client must send as `x-api-key` if the variable `AGENTBENCH_KEY` has one: compare with a run without.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -36,6 +38,8 @@ HEADING = "| What | adjutant | bare | ratio |"
 KEY = "adj_0123456789abcdef0123456789abcdef"
 TOKENS = 500
 STREAMS = 1000
+# The runs of a long thread, each with two messages.
+RUNS = 200
 
 CONFIGURATION = """\
 [server]
@@ -111,6 +115,9 @@ def p50(name):
 
 RATE = Metric(lambda result: result["per_s"], "{}/s", more_is_better=True)
 CPU = Metric(lambda result: result["server"]["cpu_ms_per_ok"], "{} ms CPU")
+ON_TIME = Metric(lambda result: result["params"]["on_time"], "{}", more_is_better=True)
+START = Metric(lambda result: result["cold_start_ms"], "{} ms")
+IDLE_MEMORY = Metric(lambda result: result["idle_rss_mb"], "{} MB")
 CPU_OF_TOKEN = Metric(lambda result: result["server"]["cpu_ms_per_ok"] * 1000 / TOKENS, "{} µs CPU")
 
 
@@ -122,6 +129,8 @@ class Row:
     arguments: str
     metrics: list
     assistant: str = field(default="plain")
+    # What makes the thread that is measured; none if each run has a thread of its own.
+    before: str = field(default="")
 
 
 ROWS = [
@@ -150,6 +159,24 @@ ROWS = [
         [p50("first_token_ms")],
     ),
     Row("create and get a thread, 16 clients", "--scenario threads --clients 16", [RATE]),
+]
+
+# The start of the server is measured without the load client.
+COLD = Row("start to the first 200; memory 3 s later", "", [START, IDLE_MEMORY])
+
+FURTHER = [
+    Row(
+        f"history of a thread with {2 * RUNS} messages, limit 10: p50",
+        f"--scenario history --limit 10 --messages {2 * RUNS} --clients 1",
+        [p50("history_ms")],
+        before=f"--scenario long-thread --k {RUNS}",
+    ),
+    Row(
+        f"{STREAMS:,} streams opened at once: at most a tenth late",
+        f"--scenario streams-open --n {STREAMS} --timeout 90",
+        [ON_TIME],
+    ),
+    COLD,
 ]
 
 
@@ -190,16 +217,35 @@ class Comparison:
 
     def measure(self, row, folder, server):
         """Returns what the client says about one server."""
+        if row is COLD:
+            return self.start(folder, server)
         with running_server(self, server, folder) as (base, process):
             counted = [process.pid, *self.options.also] if server != "bare" else [process.pid]
-            command = [self.options.agentbench, "load", "--base", base, "--pid", ",".join(map(str, counted))]
-            command += row.arguments.split() + ["--secs", str(self.options.secs), "--assistant", row.assistant]
-            client = subprocess.run(command, capture_output=True, text=True)
+
+            def load(arguments):
+                command = [self.options.agentbench, "load", "--base", base, "--pid", ",".join(map(str, counted))]
+                command += arguments + ["--secs", str(self.options.secs), "--assistant", row.assistant]
+                return self.ask(f"{row.what}, the {server} server", command)
+
+            arguments = row.arguments.split()
+            if row.before:
+                arguments += ["--thread", load(row.before.split())["params"]["thread"]]
+            return load(arguments)
+
+    def start(self, folder, server):
+        """Returns how long one server takes to start, and its memory then."""
+        base, command = server_command(self, server, folder)
+        cold = [self.options.agentbench, "cold", "--cmd", shlex.join(map(str, command)), "--url", f"{base}/ok"]
+        return self.ask(f"{COLD.what}, the {server} server", cold, cwd=folder)
+
+    def ask(self, what, command, **more):
+        """Returns the result that a command of the client prints."""
+        client = subprocess.run(command, capture_output=True, text=True, **more)
         if client.returncode:
-            sys.exit(f"{row.what}: {client.stderr}")
+            sys.exit(f"{what}: {client.stderr}")
         result = json.loads(client.stdout)
-        if result["errors"]:
-            sys.exit(f"{row.what}: {result['errors']} errors of the {server} server: {client.stderr}")
+        if result.get("errors"):
+            sys.exit(f"{what}: {result['errors']} errors: {client.stderr}")
         return result
 
     def values(self, row):
@@ -215,24 +261,28 @@ class Comparison:
         }
 
 
+def server_command(comparison, server, folder):
+    """Returns the address of one of the two servers, and the command that starts it with a new database."""
+    options = comparison.options
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    if server == "bare":
+        command = [options.agentbench, "bare", "--port", str(port), "--sync", "full", "--db", f"{folder}/bare.db"]
+        return base, [*command, "--llm", f"{comparison.model}/v1", "--threads", "2"]
+    text = CONFIGURATION.format(port=port, model=comparison.model, database=options.database)
+    if options.keys:
+        file = Path(folder) / "key"
+        file.write_text(KEY)
+        text += AUTHENTICATION.format(file=file)
+    configuration = Path(folder) / "adjutant.toml"
+    configuration.write_text(text)
+    return base, [options.server, "serve", "--config", str(configuration)]
+
+
 @contextlib.contextmanager
 def running_server(comparison, server, folder):
     """Runs one of the two servers with a new database."""
-    options = comparison.options
-    base = f"http://127.0.0.1:{free_port()}"
-    port = base.rsplit(":", 1)[1]
-    if server == "bare":
-        command = [options.agentbench, "bare", "--port", port, "--sync", "full", "--db", f"{folder}/bare.db"]
-        command += ["--llm", f"{comparison.model}/v1", "--threads", "2"]
-    else:
-        text = CONFIGURATION.format(port=port, model=comparison.model, database=options.database)
-        if options.keys:
-            file = Path(folder) / "key"
-            file.write_text(KEY)
-            text += AUTHENTICATION.format(file=file)
-        configuration = Path(folder) / "adjutant.toml"
-        configuration.write_text(text)
-        command = [options.server, "serve", "--config", str(configuration)]
+    base, command = server_command(comparison, server, folder)
     with running(command, folder, f"{base}/ok") as process:
         yield base, process
 
@@ -252,7 +302,8 @@ def line(row, values):
         return "; ".join(texts)
 
     def ratio(metric, own, bare):
-        return f"{bare / own if metric.more_is_better else own / bare:.1f}"
+        of, to = (bare, own) if metric.more_is_better else (own, bare)
+        return f"{of / to:.1f}" if to else ""
 
     ratios = map(ratio, row.metrics, values["adjutant"], values["bare"])
     return f"| {row.what} | {cell('adjutant')} | {cell('bare')} | {'; '.join(ratios)} |"
@@ -280,6 +331,7 @@ def main():
     parser.add_argument("--secs", type=float, default=8, help="the duration of one measurement")
     parser.add_argument("--rounds", type=int, default=3, help="the measurements of each server for a row")
     parser.add_argument("--only", default="", help="a word in the names of the rows to measure")
+    parser.add_argument("--further", action="store_true", help="measure further rows, and write none")
     parser.add_argument("--write", type=Path, help="the document whose table is replaced")
     parser.add_argument("--rows", action="store_true", help="print the names of the rows and end")
     options = parser.parse_args()
@@ -292,7 +344,7 @@ def main():
     options.agentbench = options.agentbench.resolve()
     if options.keys:
         os.environ.setdefault("AGENTBENCH_KEY", KEY)
-    rows = [row for row in ROWS if options.only in row.what]
+    rows = [row for row in (ROWS + FURTHER if options.further else ROWS) if options.only in row.what]
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         model = f"http://127.0.0.1:{free_port()}"
@@ -303,7 +355,7 @@ def main():
             for row in rows:
                 lines.append(line(row, comparison.values(row)))
                 print(lines[-1], flush=True)
-    if options.write and not options.only:
+    if options.write and not options.only and not options.further:
         options.write.write_text(replaced(options.write.read_text(), lines))
 
 
