@@ -5,7 +5,8 @@ Usage: takeover.py --server PROGRAM [--rounds 5] [--postgres FOLDER]
 
 Starts a Postgres and two servers, and a run at the first one, which calls a tool that does not answer. Then the first server is killed,
 terminated, suspended or cut off from the database, and what is measured is the time until the second one calls the tool again. At last
-the second server is stopped, and the first one is killed and started again. Ends with an error if a tool is called once more than that.
+the second server is stopped, and the first one is killed and started again. Ends with an error if a tool is called once more than that, or if
+it took longer than is promised.
 """
 
 import argparse
@@ -23,6 +24,9 @@ import parts  # noqa: E402
 from links import Link  # noqa: E402
 
 PATIENCE_S = 60
+# The promises: after the end of a process, and after it was suspended or cut off.
+MOST_AFTER_END_S = 2
+MOST_AFTER_SILENCE_S = 8
 # A server that comes back has a lease again after this time.
 CALM_S = 5
 
@@ -142,9 +146,11 @@ class Pair:
         await self.starts()
 
 
-def report(what, times):
+def report(what, times, most):
+    """Prints the times. Returns whether the promise was kept."""
     times = sorted(times)
     print(f"| {what} | {times[len(times) // 2]:.2f} s | {times[-1]:.2f} s |", flush=True)
+    return times[-1] <= most
 
 
 async def main():
@@ -161,22 +167,27 @@ async def main():
         try:
             await pair.start()
             print("| The first server | p50 | longest |\n|---|---|---|")
-            for what, fails, heals in (
-                ("is killed", pair.is_killed, pair.starts),
-                ("is terminated", pair.is_terminated, pair.ends_and_starts),
-                ("is suspended", pair.is_suspended, pair.goes_on),
-                ("is cut off from the database", pair.is_cut_off, pair.is_connected),
+            are_kept = []
+            for what, fails, heals, most in (
+                ("is killed", pair.is_killed, pair.starts, MOST_AFTER_END_S),
+                ("is terminated", pair.is_terminated, pair.ends_and_starts, MOST_AFTER_END_S),
+                ("is suspended", pair.is_suspended, pair.goes_on, MOST_AFTER_SILENCE_S),
+                ("is cut off from the database", pair.is_cut_off, pair.is_connected, MOST_AFTER_SILENCE_S),
             ):
-                report(what, [await pair.is_lost(fails, heals, pair.second) for _ in range(given.rounds)])
+                times = [await pair.is_lost(fails, heals, pair.second) for _ in range(given.rounds)]
+                are_kept.append(report(what, times, most))
             pair.second.send(signal.SIGTERM)
             await pair.second.is_over(PATIENCE_S)
             fails, heals = pair.is_killed_and_started, pair.does_nothing
-            report("is alone, killed and started again", [await pair.is_lost(fails, heals, pair.first) for _ in range(given.rounds)])
+            times = [await pair.is_lost(fails, heals, pair.first) for _ in range(given.rounds)]
+            are_kept.append(report("is alone, killed and started again", times, MOST_AFTER_END_S))
         finally:
             await pair.link.close()
             for part in (pair.second, pair.first, pair.postgres):
                 part.send(signal.SIGCONT)
                 part.kill()
+    if not all(are_kept):
+        sys.exit("it took longer than is promised")
 
 
 if __name__ == "__main__":
