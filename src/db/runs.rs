@@ -24,8 +24,8 @@ pub use children::{ChildRowUpdate, mark_begun_by, restore_children, stop_below, 
 #[cfg(test)]
 pub use claims::unreported;
 pub use claims::{
-    Claim, EndOfRun, LaterUnreported, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim,
-    end_fenced, first_seq, held_by, is_cancelled_while_waiting, is_to_stop, mark_reported, mark_unreported,
+    AdoptedRuns, Claim, EndOfRun, LaterUnreported, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence,
+    claim, end_fenced, first_seq, held_by, is_cancelled_while_waiting, is_to_stop, mark_reported, mark_unreported,
     next_due_at, release, release_all, request_cancel, some_pending, some_running, store_fenced, unreported_later,
 };
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};

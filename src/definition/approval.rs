@@ -3,7 +3,7 @@
 use serde::de::{Error as _, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::untagged::{SwitchOrTable, TextOrTable};
+use super::untagged::{self, SwitchOrTable, TextOrTable};
 use crate::domain::approvers::Approvers;
 use crate::domain::condition::ArgumentCondition;
 use crate::domain::interrupt::{Decision, DecisionKind};
@@ -68,7 +68,7 @@ pub struct ExpiryDecision(pub Decision);
 impl<'de> Deserialize<'de> for ExpiryDecision {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "`approve`, `reject`, or a table with `type` and `message`";
-        let word = match TextOrTable::read(deserializer, expected)? {
+        let word = match untagged::read(deserializer, expected)? {
             TextOrTable::Text(word) => word,
             TextOrTable::Table(decision) => return Ok(Self(decision)),
         };
@@ -83,7 +83,7 @@ impl<'de> Deserialize<'de> for ExpiryDecision {
 impl<'de> Deserialize<'de> for ApprovalRule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "true, false or a table with `allowed_decisions`";
-        Ok(match SwitchOrTable::read(deserializer, expected)? {
+        Ok(match untagged::read(deserializer, expected)? {
             SwitchOrTable::Switch(on) => Self::Switch(on),
             SwitchOrTable::Table(settings) => Self::Choices(Box::new(settings)),
         })

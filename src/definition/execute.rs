@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath, errors_of_given};
 use super::tool::AfterCrash;
-use super::untagged::SwitchOrTable;
+use super::untagged::{self, SwitchOrTable};
 use super::words::is_word;
 use super::workspace::WorkspaceDefinition;
 
@@ -310,7 +310,7 @@ impl ExecuteSettings {
 impl<'de> Deserialize<'de> for ExecuteRule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "true, false or a table of settings";
-        Ok(match SwitchOrTable::read(deserializer, expected)? {
+        Ok(match untagged::read(deserializer, expected)? {
             SwitchOrTable::Switch(on) => Self::Switch(on),
             SwitchOrTable::Table(settings) => Self::Settings(Box::new(settings)),
         })

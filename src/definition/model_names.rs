@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::untagged::TextOrList;
+use super::untagged::{self, TextOrList};
 
 /// The maximum number of models of one agent.
 pub const MAX_MODEL_NAMES: usize = 8;
@@ -61,12 +61,10 @@ impl Serialize for ModelNames {
 
 impl<'de> Deserialize<'de> for ModelNames {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(
-            match TextOrList::read(deserializer, "a text or a list of texts")? {
-                TextOrList::Text(name) => vec![name],
-                TextOrList::List(names) => names,
-            },
-        ))
+        Ok(Self(match untagged::read(deserializer, "a text or a list of texts")? {
+            TextOrList::Text(name) => vec![name],
+            TextOrList::List(names) => names,
+        }))
     }
 }
 

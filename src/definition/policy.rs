@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::builtins::OTHER_NAMES;
 use super::diagnostic::FieldPath;
-use super::untagged::TextOrTable;
+use super::untagged::{self, TextOrTable};
 
 /// A policy by its name, with its settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,7 +61,7 @@ impl Serialize for Policy {
 impl<'de> Deserialize<'de> for Policy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "the name of a policy or a table with `name` and its settings";
-        let mut settings: Map<String, Value> = match TextOrTable::read(deserializer, expected)? {
+        let mut settings: Map<String, Value> = match untagged::read(deserializer, expected)? {
             TextOrTable::Text(name) => return Ok(Self::named(&name)),
             TextOrTable::Table(settings) => settings,
         };

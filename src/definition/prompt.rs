@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::description::{Part, parts};
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::limits::LARGEST_DEFINITION;
-use super::untagged::TextOrList;
+use super::untagged::{self, TextOrList};
 
 /// The maximum number of blocks of the instructions of one agent.
 const MOST_BLOCKS: usize = 64;
@@ -230,7 +230,7 @@ impl SystemPrompt {
 impl<'de> Deserialize<'de> for SystemPrompt {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "a text or a list of blocks like { type = \"text\", text = \"…\" }";
-        Ok(match TextOrList::read(deserializer, expected)? {
+        Ok(match untagged::read(deserializer, expected)? {
             TextOrList::Text(text) => Self::Text(text),
             TextOrList::List(blocks) => Self::Blocks(blocks),
         })

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::bundled_files::{self, FOLDER, is_relative};
 use super::diagnostic::{Diagnostic, FieldPath, check_length};
-use super::untagged::TextOrTable;
+use super::untagged::{self, TextOrTable};
 use crate::domain::path::{below, normalise};
 
 /// The maximum number of sources of one kind.
@@ -66,7 +66,7 @@ impl SkillSource {
 impl<'de> Deserialize<'de> for SkillSource {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "a path or a table with `path` and `label`";
-        Ok(match TextOrTable::read(deserializer, expected)? {
+        Ok(match untagged::read(deserializer, expected)? {
             TextOrTable::Text(path) => Self::Path(path),
             TextOrTable::Table(labelled) => Self::Labelled(labelled),
         })

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::builtins::{Builtin, STORE};
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::namespace::check_namespace;
-use super::untagged::SwitchOrTable;
+use super::untagged::{self, SwitchOrTable};
 
 /// The rule for an agent's access to the Store.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -72,7 +72,7 @@ impl StoreRule {
 impl<'de> Deserialize<'de> for StoreRule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "true, false or a table with `namespace`";
-        Ok(match SwitchOrTable::read(deserializer, expected)? {
+        Ok(match untagged::read(deserializer, expected)? {
             SwitchOrTable::Switch(on) => Self::Switch(on),
             SwitchOrTable::Table(settings) => Self::Settings(settings),
         })

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::untagged::SwitchOrTable;
+use super::untagged::{self, SwitchOrTable};
 
 /// The rule for the summarisation of an agent's conversation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -217,7 +217,7 @@ impl SummarizationRule {
 impl<'de> Deserialize<'de> for SummarizationRule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "true, false or a table with `trigger`, `keep` and other settings";
-        Ok(match SwitchOrTable::read(deserializer, expected)? {
+        Ok(match untagged::read(deserializer, expected)? {
             SwitchOrTable::Switch(on) => Self::Switch(on),
             SwitchOrTable::Table(settings) => Self::Settings(Box::new(settings)),
         })

@@ -27,52 +27,23 @@ pub(super) enum TextOrList<T> {
     List(Vec<T>),
 }
 
-impl<T> SwitchOrTable<T> {
-    /// Reads the value, which can be what `expected` says.
-    pub(super) fn read<'de, D>(deserializer: D, expected: &'static str) -> Result<Self, D::Error>
-    where
-        D: Deserializer<'de>,
-        T: Deserialize<'de>,
-    {
-        deserializer.deserialize_any(Shapes::<Self>::new(expected))
-    }
-}
-
-impl<T> TextOrTable<T> {
-    /// Reads the value, which can be what `expected` says.
-    pub(super) fn read<'de, D>(deserializer: D, expected: &'static str) -> Result<Self, D::Error>
-    where
-        D: Deserializer<'de>,
-        T: Deserialize<'de>,
-    {
-        deserializer.deserialize_any(Shapes::<Self>::new(expected))
-    }
-}
-
-impl<T> TextOrList<T> {
-    /// Reads the value, which can be what `expected` says.
-    pub(super) fn read<'de, D>(deserializer: D, expected: &'static str) -> Result<Self, D::Error>
-    where
-        D: Deserializer<'de>,
-        T: Deserialize<'de>,
-    {
-        deserializer.deserialize_any(Shapes::<Self>::new(expected))
-    }
+/// Reads a value in one of the shapes of `V`, which can be what `expected` says.
+pub(super) fn read<'de, D, V>(deserializer: D, expected: &'static str) -> Result<V, D::Error>
+where
+    D: Deserializer<'de>,
+    Shapes<V>: Visitor<'de, Value = V>,
+{
+    let shapes: Shapes<V> = Shapes {
+        expected,
+        value: PhantomData,
+    };
+    deserializer.deserialize_any(shapes)
 }
 
 /// The visitor of a value in one of the shapes of `V`.
-struct Shapes<V> {
+pub(super) struct Shapes<V> {
     expected: &'static str,
     value: PhantomData<V>,
-}
-
-impl<V> Shapes<V> {
-    fn new(expected: &'static str) -> Self {
-        Self {
-            expected,
-            value: PhantomData,
-        }
-    }
 }
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for Shapes<SwitchOrTable<T>> {

@@ -427,6 +427,11 @@ impl RunRequest {
         }
     }
 
+    /// Returns whether the request writes into the state by a command, as a client may do without a run.
+    pub fn brings_update(&self) -> bool {
+        self.command.as_ref().is_some_and(|command| command.update.is_some())
+    }
+
     /// Makes the request one of this caller: what clients wrote in the place of the authenticated user is removed.
     pub fn assign_to(&mut self, caller: &Identity) {
         self.caller = RunCaller::of(caller);

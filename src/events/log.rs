@@ -249,7 +249,8 @@ impl ThreadLog {
     }
 
     /// Adds the events with the numbers after `after` up to `upto`, which another process has sent. Numbers without a
-    /// slot were never used. Has no effect while a run is active here.
+    /// slot were never used. Has no effect while a run is active here. Pieces of answers wake nobody who waits for the end of a
+    /// run; a stored event does, since it may be that end.
     ///
     /// If events before `after` are missing, readers continue with the stored ones up to there.
     pub(super) fn follow(&self, after: i64, upto: i64, slots: impl IntoIterator<Item = Slot>) {
@@ -257,7 +258,9 @@ impl ThreadLog {
         if ring.active {
             return;
         }
-        if ring.next == 0 || after >= ring.next {
+        // Events that are missing may have been stored.
+        let mut wakes_all = ring.next == 0 || after >= ring.next;
+        if wakes_all {
             *ring = RingBuffer {
                 holder: ring.holder,
                 next: after + 1,
@@ -267,11 +270,14 @@ impl ThreadLog {
         }
         ring.followed = Some(Instant::now());
         let known = ring.next;
-        ring.slots.extend(slots.into_iter().filter(|slot| slot.seq >= known));
+        for slot in slots.into_iter().filter(|slot| slot.seq >= known) {
+            wakes_all |= matches!(slot.content, SlotContent::Stored(_));
+            ring.slots.push_back(slot);
+        }
         ring.next = known.max(upto + 1);
         ring.trim();
         drop(ring);
-        self.notify();
+        self.notify_some(wakes_all);
     }
 
     /// Prepares for events that another process sends again from the number `after` on: if events before those in memory
@@ -360,8 +366,8 @@ impl ThreadLog {
     }
 
     /// Returns a future of the next change after this call that concerns a reader which waits for the end of a run: the start
-    /// and end of the main agent, and of runs here, and what other processes do. Of the other events, one in [`WAKE_EVERY`] is
-    /// such a change.
+    /// and end of the main agent, and of runs here, and what other processes store. Of the other events of a run here, one in
+    /// [`WAKE_EVERY`] is such a change.
     pub(super) fn next_end(&self) -> OwnedNotified {
         Arc::clone(&self.ends).notified_owned()
     }

@@ -116,7 +116,8 @@ impl Tail {
     }
 
     /// Returns the reader for one who needs nothing before the end of the run. It gets the same events, but is woken only when
-    /// the main agent starts or ends, and for events that memory would drop before.
+    /// the main agent starts or ends, and for events that memory would drop before. Of a run in another process it is woken for
+    /// what that process stores.
     #[must_use]
     pub fn waking_at_end(self) -> Self {
         let wakes_at_end = self.branch.is_none();

@@ -699,6 +699,7 @@ impl From<StartError> for ApiError {
     fn from(error: StartError) -> Self {
         match error {
             StartError::NoThread(_) => Self::no_thread_or_assistant(),
+            StartError::Forbidden(action) => Self::forbidden(action),
             StartError::ForbiddenByPolicy(action) => Self::forbidden_by_policy(action),
             StartError::NoAssistant(name) if name.parse::<AssistantId>().is_ok() => Self::no_thread_or_assistant(),
             StartError::NoAssistant(name) => Self::no_graph(&name, std::iter::empty()),

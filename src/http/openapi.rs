@@ -307,6 +307,20 @@ mod tests {
     }
 
     #[test]
+    fn questions_and_their_answers_may_be_any_value() {
+        let whole = serde_json::to_value(document()).expect("the document is JSON");
+        for (schema, field) in [
+            ("InterruptView", "value"),
+            ("InterruptResolve", "response"),
+            ("CommandBody", "resume"),
+        ] {
+            let shown = &whole["components"]["schemas"][schema]["properties"][field];
+            assert!(shown["description"].is_string(), "{schema} has `{field}`: {shown}");
+            assert!(shown["type"].is_null(), "{schema}: {shown}");
+        }
+    }
+
+    #[test]
     fn every_endpoint_is_described_and_says_how_it_fails() {
         for (path, item) in document().paths.paths {
             for operation in [item.get, item.post, item.put, item.patch, item.delete]

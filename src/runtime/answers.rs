@@ -142,6 +142,7 @@ impl Interrupts {
             Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
             Err(
                 StartError::NoThread(_)
+                | StartError::Forbidden(_)
                 | StartError::ForbiddenByPolicy(_)
                 | StartError::PriorityNotAllowed
                 | StartError::NoCheckpoint(_)

@@ -221,6 +221,9 @@ async fn check_thread_by_policies(
     if cron.thread.is_none() && cron.keep_threads {
         admission::refuse_by_policies(tx, &thread, user, Action::ThreadsCreate, core).await?;
     }
+    if cron.request.brings_update() {
+        admission::refuse_by_policies(tx, &thread, user, Action::ThreadsUpdate, core).await?;
+    }
     admission::refuse_by_policies(tx, &thread, user, Action::ThreadsCreateRun, core).await
 }
 

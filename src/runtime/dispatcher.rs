@@ -223,17 +223,21 @@ impl Dispatcher {
                 DbResult::Ok((lost, db::runs::adopt_orphans(tx, worker, now, free).await?))
             })
         });
-        let (lost, orphans) = write.await.inspect_err(|error| self.uncertain_claims.note(error))?;
+        let (lost, adopted) = write.await.inspect_err(|error| self.uncertain_claims.note(error))?;
         if lost.has_ended {
             tracing::info!("another process has ended: its lease is over");
             // Its jobs are due again, too.
             self.core.jobs.wake();
         }
-        if i64::try_from(orphans.len()).is_ok_and(|taken| taken >= free) {
+        if adopted.ended > 0 {
+            // Other runs may wait for them, and an agent for the outcome of its task.
+            self.wake_loops();
+        }
+        if i64::try_from(adopted.claims.len() + adopted.ended).is_ok_and(|taken| taken >= free) {
             // There may be more than free slots: the end of a run makes room for the next.
             self.has_orphans.store(true, Ordering::Release);
         }
-        for claim in orphans {
+        for claim in adopted.claims {
             tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, crashes = claim.crashes, "run taken over");
             let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
             self.begin(claim, false, permit);

@@ -35,6 +35,9 @@ pub enum StartError {
     /// The thread does not exist.
     #[error("there is no thread {0}")]
     NoThread(ThreadId),
+    /// No role or scope of the caller allows the action at all.
+    #[error("the caller may not do `{0}`")]
+    Forbidden(Action),
     /// An access policy forbids the action, which would be allowed without it.
     #[error("an access policy forbids `{0}` here")]
     ForbiddenByPolicy(Action),

@@ -35,6 +35,15 @@ pub struct Claim {
     pub crashes: u32,
 }
 
+/// The orphaned runs that a worker has taken over.
+#[derive(Debug)]
+pub struct AdoptedRuns {
+    /// The claims, in the order in which the runs were created.
+    pub claims: Vec<Claim>,
+    /// The number of runs that could not be read and were ended instead.
+    pub ended: usize,
+}
+
 /// The columns of a claimed run, with the ownership of its thread.
 const CLAIMED: &str = concatcp!(
     COLUMNS,
@@ -158,7 +167,7 @@ pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
 ///
 /// Runs of `worker` itself are never orphans, even if its lease has expired, as after a suspend: it still executes
 /// them. On Postgres, runs on threads that another transaction has locked are left for the next call.
-pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, limit: i64) -> DbResult<Vec<Claim>> {
+pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, limit: i64) -> DbResult<AdoptedRuns> {
     const UPDATE: &str = "update runs set worker = $1, fence = fence + 1, attempt = attempt + 1, updated_at = $2, \
         crashes = crashes + case when worker is null then 0 else 1 end \
         where run_id in (select orphan.run_id from runs orphan ";
@@ -192,12 +201,14 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
         .bind(limit)
         .fetch_all(conn)
         .await)?;
+    let found = rows.len();
     let mut claims = vec![];
     for row in rows {
         claims.extend(claim_row(tx, row, RunStatus::Running, now).await?);
     }
     claims.sort_by_key(|claim| (claim.run.created_at, claim.run.id));
-    Ok(claims)
+    let ended = found - claims.len();
+    Ok(AdoptedRuns { claims, ended })
 }
 
 /// A claim of a run.

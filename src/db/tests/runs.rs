@@ -2,9 +2,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use serde_json::Map;
+use sqlx::query;
 
 use super::interrupts::pending_interrupt;
 use super::{Db, on_both, read, run_at, stored_thread, write};
+use crate::db::engine::on_engine;
 use crate::db::interrupts::InterruptState;
 use crate::db::runs::{ChildRowUpdate, LeaseHolder};
 use crate::db::{DbError, DbResult, interrupts, runs, threads, workers};
@@ -40,6 +42,7 @@ on_both!(
     due_and_running_runs_are_counted,
     a_worker_with_an_old_fence_cannot_write,
     orphaned_runs_are_adopted,
+    an_orphaned_run_that_cannot_be_read_is_ended_and_counted,
     crashes_are_counted_since_the_last_progress,
     a_cancel_request_reaches_the_worker,
     stopping_a_run_stops_the_runs_below_it,
@@ -227,7 +230,7 @@ async fn a_claim_names_the_owner_of_the_thread(db: Db) {
     let claim = write!(db, |tx| runs::claim(tx, id, first, Timestamp(2))).expect("a claim");
     assert_eq!(claim.ownership, owner);
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, second, Timestamp(3), 9));
-    assert_eq!(adopted.first().map(|claim| &claim.ownership), Some(&owner));
+    assert_eq!(adopted.claims.first().map(|claim| &claim.ownership), Some(&owner));
 }
 
 async fn one_run_per_thread_is_claimed_at_a_time(db: Db) {
@@ -634,7 +637,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
         Timestamp(3)
     )));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
-    let newer = adopted[0].fence;
+    let newer = adopted.claims[0].fence;
     assert!(newer > fence);
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
@@ -709,8 +712,10 @@ async fn orphaned_runs_are_adopted(db: Db) {
     assert!(write!(db, |tx| workers::has_company(tx, adopter)));
     // The clock of the adopting server does not matter, only that of the database.
     let adopt = async |limit: i64| {
-        let claims = write!(db, |tx| runs::adopt_orphans(tx, adopter, Timestamp(i64::MAX), limit));
-        claims
+        let adopted = write!(db, |tx| runs::adopt_orphans(tx, adopter, Timestamp(i64::MAX), limit));
+        assert_eq!(adopted.ended, 0);
+        adopted
+            .claims
             .iter()
             .map(|claim| (claim.run.id, claim.run.attempt, claim.fence, claim.crashes))
             .collect::<Vec<_>>()
@@ -723,10 +728,40 @@ async fn orphaned_runs_are_adopted(db: Db) {
     write!(db, |tx| workers::retire_all(tx));
     assert_eq!(adopt(9).await, []);
     let next = WorkerId::mint();
-    assert_eq!(
-        write!(db, |tx| runs::adopt_orphans(tx, next, Timestamp(101), 9)).len(),
-        4
-    );
+    let adopted = write!(db, |tx| runs::adopt_orphans(tx, next, Timestamp(101), 9));
+    assert_eq!(adopted.claims.len(), 4);
+}
+
+async fn an_orphaned_run_that_cannot_be_read_is_ended_and_counted(db: Db) {
+    let mut ids = vec![];
+    for now in [1, 2] {
+        let mut run = run_at(stored_thread(&db).await, now);
+        run.status = RunStatus::Running;
+        ids.push(run.id);
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let broken = ids[0];
+    let spoil = db.write(move |tx| {
+        Box::pin(async move {
+            const SQL: &str = "update runs set request = $2 where run_id = $1";
+            let too_deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+            on_engine!(tx, |conn| query(SQL)
+                .bind(broken.0)
+                .bind(too_deep)
+                .execute(conn)
+                .await
+                .map(drop))?;
+            DbResult::Ok(())
+        })
+    });
+    spoil.await.expect("a write");
+    let worker = WorkerId::mint();
+    let adopted = write!(db, |tx| runs::adopt_orphans(tx, worker, Timestamp(3), 9));
+    assert_eq!(adopted.ended, 1);
+    let adopted: Vec<RunId> = adopted.claims.iter().map(|claim| claim.run.id).collect();
+    assert_eq!(adopted, [ids[1]]);
+    let ended = read!(db, |tx| runs::get_by_id(tx, broken)).expect("the run is there");
+    assert_eq!(ended.status, RunStatus::Error);
 }
 
 async fn crashes_are_counted_since_the_last_progress(db: Db) {
@@ -736,8 +771,9 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
     let mut worker = WorkerId::mint();
     write!(db, |tx| runs::insert(tx, &run, Some(worker)));
     let adopted = async |by: WorkerId| {
-        let claims = write!(db, |tx| runs::adopt_orphans(tx, by, Timestamp(2), 9));
-        claims
+        let adopted = write!(db, |tx| runs::adopt_orphans(tx, by, Timestamp(2), 9));
+        adopted
+            .claims
             .first()
             .map(|claim| (claim.fence, claim.crashes))
             .expect("an orphaned run")

@@ -163,14 +163,31 @@ fn event_of(lane: Lane, seq: i64, fact: Fact) -> Event {
     }
 }
 
+/// Returns whether something wakes those who wait for the end of a run.
+fn wakes_who_waits(log: &ThreadLog, act: impl Fn()) -> bool {
+    let end = log.next_end();
+    act();
+    end.now_or_never().is_some()
+}
+
+#[test]
+fn who_waits_for_the_end_of_a_run_in_another_process_is_not_woken_by_pieces_of_answers() {
+    let log = ThreadLog::default();
+    let wakes = |act: &dyn Fn()| wakes_who_waits(&log, act);
+    assert!(wakes(&|| log.follow(0, 2, [stored(1), chunk(2)])));
+    let change = log.next_change();
+    assert!(!wakes(&|| log.follow(2, 4, [chunk(3), chunk(4)])));
+    assert!(change.now_or_never().is_some(), "others read them");
+    assert!(wakes(&|| log.follow(4, 6, [chunk(5), stored(6)])));
+    assert!(!wakes(&|| log.follow(4, 6, [chunk(5), stored(6)])), "they are known");
+    assert!(wakes(&|| log.follow(9, 10, [chunk(10)])), "some are missing");
+    assert!(wakes(&|| log.wake()));
+}
+
 #[test]
 fn who_waits_for_the_end_of_a_run_is_not_woken_by_each_event() {
     let log = ThreadLog::default();
-    let wakes = |act: &dyn Fn()| {
-        let end = log.next_end();
-        act();
-        end.now_or_never().is_some()
-    };
+    let wakes = |act: &dyn Fn()| wakes_who_waits(&log, act);
     let publish_fact = |lane, fact| log.publish([Arc::new(event_of(lane, log.reserve(1), fact))]);
     let start = || Fact::started_anew(None);
     let end = || Fact::over(RunStatus::Success, None);

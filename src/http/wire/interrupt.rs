@@ -93,7 +93,6 @@ pub struct InterruptView {
     /// The users and roles that can answer it, beside the admins of the tenant; null if it is not assigned.
     pub approvers: Option<InterruptApprovers>,
     /// The question; for approvals `{action_requests, review_configs}`.
-    #[schema(value_type = Object)]
     pub value: Value,
     /// The JSON Schema of a valid answer.
     #[schema(value_type = Object)]
@@ -336,7 +335,6 @@ pub struct InterruptResolve {
     pub decisions: Option<Value>,
     /// The answer to any other question.
     #[serde(default, deserialize_with = "super::read_nullable")]
-    #[schema(value_type = Option<Object>)]
     pub response: Option<Value>,
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::db::{self, Tx};
-use crate::domain::access::{Action, Ownership, ResourceFacts};
+use crate::domain::access::{Action, Ownership, Reach, ResourceFacts, reach};
 use crate::domain::assistant::Assistant;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::{Identity, Tenant};
@@ -94,7 +94,8 @@ fn record_denial(core: &Arc<Core>, caller: &Identity, action: Action, resource: 
     audit::record_refusal(core, caller, action, resource.to_string(), &denial.policies);
 }
 
-/// Checks whether the caller may start a run on a thread, or answer its interrupts.
+/// Checks whether the caller may start a run on a thread, or answer its interrupts, and write into its state if the run does so
+/// by a command.
 pub(super) async fn check_thread(
     tx: &mut Tx<'_>,
     thread: &Thread,
@@ -123,6 +124,26 @@ pub(super) async fn check_thread(
     decided.map_err(|denial| {
         record_denial(core, caller, action, ResourceRef::Thread(thread.id), &denial);
         refusal(&denial, action, thread.id)
+    })?;
+    match new_run.request.brings_update() {
+        true => check_update(tx, thread, caller, core).await,
+        false => Ok(()),
+    }
+}
+
+/// Checks whether the caller of a run may write into the state of a thread, as for a write without a run.
+async fn check_update(tx: &mut Tx<'_>, thread: &Thread, caller: &Identity, core: &Arc<Core>) -> Result<(), StartError> {
+    let action = Action::ThreadsUpdate;
+    let decided = access::decide_about_thread(tx, core, caller, action, thread, false).await?;
+    decided.map_err(|denial| {
+        record_denial(core, caller, action, ResourceRef::Thread(thread.id), &denial);
+        match reach(caller, action) {
+            // The scopes of a key are no secret to whoever has it.
+            Reach::Nothing if !denial.is_by_policy => StartError::Forbidden(action),
+            Reach::Nothing | Reach::Assigned | Reach::Own | Reach::Tenant | Reach::Server => {
+                refusal(&denial, action, thread.id)
+            }
+        }
     })
 }
 

@@ -336,6 +336,7 @@ fn refusal_text(error: &StartError) -> String {
         }
         StartError::Quota(reached) => format!("The task was not started. {reached}"),
         StartError::NoThread(_)
+        | StartError::Forbidden(_)
         | StartError::ForbiddenByPolicy(_)
         | StartError::NoAssistant(_)
         | StartError::NoAgent { .. }

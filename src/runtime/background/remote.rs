@@ -111,9 +111,16 @@ impl BackgroundTasks {
                 .await
                 .map_err(|error| unavailable(&record, &place, &error))?;
             let mine = scope.run.to_string();
-            let waits = |run: &PeerRun| {
-                run.status == RunStatus::Pending && run.has_metadata(PARENT_RUN, &mine) && !run.has_key(&key)
+            let task_key = record.task.to_string();
+            // Clients write this key, too, and some servers give the metadata of the thread to all of its runs. So it says
+            // something only about a run that this server has started for the task.
+            let is_mine = |run: &PeerRun| {
+                let is_earlier = run
+                    .key()
+                    .is_some_and(|other| other.starts_with(&task_key) && other != key);
+                is_earlier && run.has_metadata(PARENT_RUN, &mine)
             };
+            let waits = |run: &PeerRun| run.status == RunStatus::Pending && is_mine(run);
             if runs.iter().any(waits) {
                 return Err(WAITS_ALREADY.to_owned());
             }

@@ -53,11 +53,15 @@ async fn may_begin_no_more(run_context: &RunContext) -> DbResult<bool> {
     };
     let thread = ResourceRef::Thread(run.thread);
     let assistant = ResourceRef::Assistant(run.assistant);
+    let brings_update = run.request.brings_update();
     let of_read = Arc::clone(core);
     let read = core.db.read(move |tx| {
         Box::pin(async move {
             let may_run = access::may_user(tx, &of_read, &user, &[Action::ThreadsCreateRun], thread).await?;
-            Ok(may_run && access::may_user(tx, &of_read, &user, &[Action::AssistantsRead], assistant).await?)
+            let may_write =
+                !brings_update || access::may_user(tx, &of_read, &user, &[Action::ThreadsUpdate], thread).await?;
+            let may_read = access::may_user(tx, &of_read, &user, &[Action::AssistantsRead], assistant).await?;
+            Ok(may_run && may_write && may_read)
         })
     });
     Ok(!read.await?)

@@ -30,6 +30,7 @@ on_both_engines! {
     a_key_expires,
     nobody_creates_a_key_beyond_their_own_rights,
     a_key_that_only_starts_runs_brings_no_answers_of_a_program,
+    a_key_that_only_starts_runs_writes_no_state_by_a_command,
     only_admins_manage_keys,
     keys_of_other_tenants_do_not_exist,
     invalid_fields_are_named,
@@ -266,6 +267,24 @@ async fn a_key_that_only_starts_runs_brings_no_answers_of_a_program(server: Test
     assert_eq!(server.tools.calls_of("send_email").len(), 0);
     ann.approves(&question).await.finishes().await;
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
+}
+
+async fn a_key_that_only_starts_runs_writes_no_state_by_a_command(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let scopes = ["threads:read", "threads:create_run", "assistants:*"];
+    let rights = json!({"name": "runs", "user": "ann", "roles": ["user"], "scopes": scopes});
+    let issued = create(&keys.client("root"), rights).await;
+    let program = keys.with(&text_of(&issued));
+    let note = json!({"messages": [{"role": "user", "content": "a note"}]});
+    let run = json!({"assistant_id": "agent", "command": {"update": note}});
+    for (path, body) in [("/state", json!({"values": note})), ("/runs/wait", run.clone())] {
+        let detail = program.post(&ann.path(path), body).await.refused(403);
+        assert!(detail.contains("`threads:update`"), "{path}: {detail}");
+    }
+    let message = ann.run_body("hello", json!({}));
+    program.post(&ann.path("/runs/wait"), message).await.ok();
+    ann.client().post(&ann.path("/runs/wait"), run).await.ok();
 }
 
 async fn only_admins_manage_keys(server: TestServer) {

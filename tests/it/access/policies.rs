@@ -1,5 +1,8 @@
 //! Access policies in Cedar: what they forbid and permit, in requests, searches and counts.
 
+use std::time::Duration;
+
+use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use serde_json::{Value, json};
 
 use crate::agents::background_tasks::{boss, start, the_task, worker};
@@ -21,6 +24,8 @@ on_both_engines! {
     a_run_creates_no_thread_that_a_policy_forbids,
     a_run_displaces_none_that_a_policy_protects,
     a_run_is_not_rolled_back_if_a_policy_forbids_its_deletion,
+    a_command_writes_no_state_that_a_policy_protects,
+    a_delayed_command_writes_no_state_that_a_policy_protects_by_now,
     what_may_not_be_read_is_reached_by_no_other_name,
     commands_to_a_thread_follow_the_policies,
     what_is_forbidden_on_a_thread_is_forbidden_on_those_of_its_background_tasks,
@@ -409,6 +414,55 @@ async fn a_run_is_not_rolled_back_if_a_policy_forbids_its_deletion(server: TestS
     run.is_cancelled("interrupt").await.ok();
     assert_eq!(run.status().await, "interrupted");
     server.tools.let_go("lookup");
+}
+
+/// Threads with this metadata are not changed.
+const HELD: &str = "
+    forbid(principal, action == Action::\"threads:update\", resource)
+    when { resource.hasTag(\"hold\") && resource.getTag(\"hold\") == \"yes\" }
+    unless { principal.roles.contains(\"admin\") };";
+
+async fn a_command_writes_no_state_that_a_policy_protects(server: TestServer) {
+    let keys = ruled(&server, HELD, "").await;
+    let ann = keys.client("ann");
+    let held = format!("/threads/{}", thread(&ann, json!({"hold": "yes"})).await);
+    let free = format!("/threads/{}", thread(&ann, json!({})).await);
+    let note = json!({"messages": [{"role": "user", "content": "a note"}]});
+    let run = json!({"assistant_id": "agent", "command": {"update": note}});
+    let mut cron = run.clone();
+    cron["schedule"] = json!("0 0 1 1 *");
+    let bodies = [
+        ("state", json!({"values": note})),
+        ("runs", run.clone()),
+        ("runs/wait", run.clone()),
+        ("runs/stream", run.clone()),
+        ("runs/crons", cron.clone()),
+    ];
+    for (path, body) in bodies {
+        is_forbidden_by_policy(&ann.post(&format!("{held}/{path}"), body).await);
+    }
+    ann.post(&format!("{held}/runs/wait"), a_run(json!({}))).await.ok();
+    ann.post(&format!("{free}/runs/wait"), run.clone()).await.ok();
+    ann.post(&format!("{free}/runs/crons"), cron).await.ok();
+    keys.client("root").post(&format!("{held}/runs/wait"), run).await.ok();
+}
+
+async fn a_delayed_command_writes_no_state_that_a_policy_protects_by_now(server: TestServer) {
+    let clock = ManualClock::starting_at(SystemClock.now());
+    server.uses_clock(&clock).await;
+    let keys = ruled(&server, HELD, "").await;
+    let id = thread(&keys.client("ann"), json!({})).await;
+    let ann = Human::at(keys.client("ann"), "agent", &id);
+    let note = json!({"messages": [{"role": "user", "content": "a note"}]});
+    let run = ann
+        .starts(json!({"command": {"update": note}, "after_seconds": 3600}))
+        .await;
+    let hold = json!({"metadata": {"hold": "yes"}});
+    ann.client().patch(&ann.path(""), hold).await.ok();
+    clock.advance(Duration::from_secs(3601));
+    run.finishes().await;
+    assert_eq!(run.status().await, "error");
+    assert!(!ann.state().await.to_string().contains("a note"));
 }
 
 async fn what_may_not_be_read_is_reached_by_no_other_name(server: TestServer) {

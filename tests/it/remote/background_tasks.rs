@@ -287,6 +287,7 @@ on_both_engines! {
     a_copy_has_no_remote_tasks_that_are_under_way_for_the_original,
     a_further_message_interrupts_a_remote_task,
     one_further_message_can_wait_for_the_end_of_a_remote_task,
+    a_queued_run_of_a_client_holds_no_message_to_a_remote_task_up_whatever_its_metadata,
     a_result_of_a_remote_task_is_reported_although_a_message_follows_at_once,
     a_question_of_a_remote_task_is_reported_although_a_message_waits_behind_it,
     an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task,
@@ -509,6 +510,38 @@ async fn one_further_message_can_wait_for_the_end_of_a_remote_task(server: TestS
     let work = there(&peer, &task);
     has_run(&work, 2).await;
     assert_eq!(work.transcript().await.last().unwrap(), "ai: echo: and then");
+    peer.finish().await;
+}
+
+async fn a_queued_run_of_a_client_holds_no_message_to_a_remote_task_up_whatever_its_metadata(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "calm").await;
+    server.tools.hold("lookup");
+    let run = alice
+        .asks(
+            script()
+                .calls(lookup("l1", "x"))
+                .calls(tell("u1", &task, "and then"))
+                .says("well"),
+        )
+        .await;
+    server.tools.called("lookup", 1).await;
+    let work = there(&peer, &task);
+    let more = json!({"multitask_strategy": "enqueue", "metadata": {"parent_run_id": run.id}});
+    work.starts(work.run_body("by hand", more)).await;
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    let said = alice.transcript().await;
+    assert!(
+        said[said.len() - 2].starts_with("update_async_task: The background task"),
+        "{said:#?}"
+    );
+    peer.server.tools.let_go("lookup");
+    has_run(&work, 3).await;
+    let said = work.transcript().await;
+    for answer in ["ai: echo: by hand", "ai: echo: and then"] {
+        assert!(said.iter().any(|line| line == answer), "{said:#?}");
+    }
     peer.finish().await;
 }
 

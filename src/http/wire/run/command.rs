@@ -13,7 +13,6 @@ use crate::domain::run::Command;
 pub struct CommandBody {
     /// The answer to the open interrupt, or an object of answers by interrupt id. An empty object answers none: the
     /// interrupts are reported again.
-    #[schema(value_type = Option<Object>)]
     pub resume: Option<Value>,
     /// A state update: an object, or a list of pairs `[field, value]`. It may write every field, also those that an input
     /// may not.
