@@ -168,7 +168,7 @@ async fn select_due(
 }
 
 /// Clears the expiry of a thread that was handled. The next change of the thread starts its TTL again.
-pub async fn rest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
+pub async fn clear_expiry(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
     const SQL: &str = "update threads set expires_at = null where thread_id = $1";
     on_engine!(tx, |conn| query(SQL).bind(thread.0).execute(conn).await.map(drop))?;
     Ok(())
@@ -176,7 +176,7 @@ pub async fn rest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
 
 /// Excludes a thread from expiry and pruning until it changes. For threads whose history cannot be read and so not be
 /// folded.
-pub async fn set_aside(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+pub async fn exclude_from_sweeps(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update threads set expires_at = null, pruned_at = $2 where thread_id = $1";
     on_engine!(tx, |conn| query(SQL)
         .bind(thread.0)

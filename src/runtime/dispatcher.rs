@@ -77,7 +77,7 @@ pub(super) struct Dispatcher {
     /// The state of the queue, by which the end of a run causes a look at it or not.
     queue: QueueState,
     /// True when other processes use the same database.
-    pub(super) has_company: AtomicBool,
+    pub(super) has_other_workers: AtomicBool,
     /// True when another process has given a run back, so that the next look finds it.
     pub(super) has_orphans: AtomicBool,
     /// The claims of this process that may be stored without an answer.
@@ -106,7 +106,7 @@ impl Dispatcher {
             children: Arc::default(),
             parked: Arc::default(),
             queue: QueueState::default(),
-            has_company: AtomicBool::new(false),
+            has_other_workers: AtomicBool::new(false),
             has_orphans: AtomicBool::new(false),
             uncertain_claims: Arc::default(),
             lease_released: tokio::sync::Mutex::new(false),
@@ -160,7 +160,7 @@ impl Dispatcher {
         if self.uncertain_claims.are_any() {
             return SECOND_LOOK;
         }
-        match self.has_company.load(Ordering::Acquire) {
+        match self.has_other_workers.load(Ordering::Acquire) {
             true => POLL,
             false => self.core.longest_sleep(),
         }
@@ -334,7 +334,7 @@ impl Dispatcher {
             ownership,
             fence,
             crashes,
-            has_company: self.has_company.load(Ordering::Acquire),
+            has_other_workers: self.has_other_workers.load(Ordering::Acquire),
             turns: CommitOrder::default(),
             children: Arc::clone(&self.children),
             parked: Arc::clone(&self.parked),

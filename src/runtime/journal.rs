@@ -282,7 +282,7 @@ impl LaneJournal {
         let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
                 let written = write_batch(tx, &run_context, lane, &batch, turn, &before).await?;
-                if matches!(written, CommitOutcome::Now) && run_context.has_company && ends {
+                if matches!(written, CommitOutcome::Now) && run_context.has_other_workers && ends {
                     db::notifications::notify(tx, db::Notification::Ended(run_context.run.thread)).await?;
                     if stops {
                         db::notifications::notify(tx, db::Notification::Queue).await?;

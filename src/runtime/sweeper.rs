@@ -41,7 +41,7 @@ impl Dispatcher {
             return;
         }
         let soft = self.core.shutdown.soft();
-        let at_least = match run_context.has_company {
+        let at_least = match run_context.has_other_workers {
             true => FOR_OTHER_SERVERS,
             false => FOR_THE_FIRST_READER,
         };

@@ -77,7 +77,7 @@ async fn expired_threads_are_found(db: Db) {
     assert_eq!(found(11, DuePlace::START, 1).await, [first]);
     assert_eq!(found(11, first, 9).await, [second]);
     assert_eq!(found(11, second, 9).await, []);
-    write!(db, |tx| retention::rest(tx, two));
+    write!(db, |tx| retention::clear_expiry(tx, two));
     assert_eq!(found(11, DuePlace::START, 9).await, [second]);
 }
 

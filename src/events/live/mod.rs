@@ -236,7 +236,7 @@ impl Exchange {
         }
     }
 
-    fn pass_over(&self, unusable: Unusable) {
+    fn count_unusable(&self, unusable: Unusable) {
         let fault = match unusable {
             Unusable::OtherVersion => MessageFault::OtherVersion,
             Unusable::Malformed => MessageFault::Malformed,
@@ -258,7 +258,7 @@ impl Exchange {
     fn note(&self, carrier: &Carrier, text: &str) {
         let interest = match Interest::read(text) {
             Ok(interest) => interest,
-            Err(unusable) => return self.pass_over(unusable),
+            Err(unusable) => return self.count_unusable(unusable),
         };
         if interest.server == self.own || self.limits.bytes_per_second == 0 {
             return;
@@ -291,7 +291,7 @@ impl Exchange {
     async fn take(&self, text: &str, is_beginning: bool) {
         let parts = match message::unpack(text) {
             Ok(parts) => parts,
-            Err(unusable) => return self.pass_over(unusable),
+            Err(unusable) => return self.count_unusable(unusable),
         };
         for (range, body) in parts {
             let Some(log) = self.events.log_in_use(range.thread) else {
@@ -316,7 +316,7 @@ impl Exchange {
                     }
                     log.follow(range.after, range.upto, slots);
                 }
-                Err(unusable) => self.pass_over(unusable),
+                Err(unusable) => self.count_unusable(unusable),
             }
         }
     }

@@ -94,7 +94,7 @@ impl AgentFold {
                 } else if !has_base && self.head != *base {
                     self.state = None;
                 }
-                self.stands_at(*base, *carried_from);
+                self.set_head(*base, *carried_from);
                 self.step = None;
                 self.is_complete = true;
                 self.answered.clear();
@@ -121,12 +121,12 @@ impl AgentFold {
                 call,
                 ..
             }) => {
-                self.stands_at(Some(*head), *carried_from);
+                self.set_head(Some(*head), *carried_from);
                 self.answered.push(*call);
             }
             EventBody::Fact(Fact::Asked { head, carried_from, .. } | Fact::Calling { head, carried_from, .. }) => {
                 if head.is_some() {
-                    self.stands_at(*head, *carried_from);
+                    self.set_head(*head, *carried_from);
                 }
                 self.note_started(body);
             }
@@ -166,7 +166,7 @@ impl AgentFold {
     }
 
     /// Takes the newest checkpoint from a fact, and the checkpoint after which the current step began, if it was carried on.
-    fn stands_at(&mut self, head: Option<CheckpointId>, carried_from: Option<CheckpointId>) {
+    fn set_head(&mut self, head: Option<CheckpointId>, carried_from: Option<CheckpointId>) {
         self.head = head;
         self.base = StepBase::after(head, carried_from);
     }

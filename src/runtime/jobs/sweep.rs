@@ -181,7 +181,7 @@ where
             let now = core.clock.now();
             let write = core
                 .db
-                .write(move |tx| Box::pin(async move { db::retention::set_aside(tx, thread, now).await }));
+                .write(move |tx| Box::pin(async move { db::retention::exclude_from_sweeps(tx, thread, now).await }));
             write.await?;
             Ok(ThreadOutcome::Swept)
         }
@@ -213,7 +213,7 @@ async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<boo
     match ttl.strategy {
         TtlStrategy::Delete => delete_thread(tx, id, now).await,
         TtlStrategy::KeepLatest => {
-            db::retention::rest(tx, id).await?;
+            db::retention::clear_expiry(tx, id).await?;
             db::retention::keep_latest(tx, id, now).await
         }
     }

@@ -121,7 +121,7 @@ impl JobQueue {
     }
 
     /// Waits until no job is at work in this process.
-    pub(in crate::runtime) async fn at_rest(&self) {
+    pub(in crate::runtime) async fn wait_until_idle(&self) {
         for state in &self.kinds {
             let all = u32::try_from(state.limits.at_once).unwrap_or(u32::MAX);
             drop(state.slots.acquire_many(all).await);

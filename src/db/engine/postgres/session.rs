@@ -187,7 +187,7 @@ impl BatchSession for PostgresSession<'_> {
     const OPENS_WITH_QUERIES: bool = false;
 
     /// A statement that is sent alone has its values and rows in binary form.
-    fn place(&self, values: PostgresValues, is_single: bool) -> SentValues<Self> {
+    fn sent_values(&self, values: PostgresValues, is_single: bool) -> SentValues<Self> {
         match is_single || matches!(self.batching, Batching::Never) || !values.can_be_literals() {
             true => SentValues::Alone(values),
             false => SentValues::InBatch(values),
