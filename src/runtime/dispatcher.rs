@@ -20,7 +20,7 @@ use super::shared::parts::RuntimeParts;
 use super::store::Store;
 use super::subagent_usage::SubagentUsage;
 use super::trace;
-use super::turns::QueueLook;
+use super::turns::QueueOutcome;
 use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
 use crate::db::{self, DbResult, warn_of};
@@ -258,14 +258,14 @@ impl Dispatcher {
                 self.uncertain_claims.note(error);
             })?;
             let claim = match looked {
-                QueueLook::Empty => return Ok(None),
-                QueueLook::Waiting(next) => {
+                QueueOutcome::Empty => return Ok(None),
+                QueueOutcome::Waiting(next) => {
                     if self.queue.note_waiting() {
                         self.wakeup.notify_one();
                     }
                     return Ok(next);
                 }
-                QueueLook::Claimed(claim) => claim,
+                QueueOutcome::Claimed(claim) => claim,
             };
             self.queue.note_queued();
             self.begin(*claim, true, Some(permit));

@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::children::AtWork;
+use super::children::RegisteredChild;
 use super::retry::{WHILE_UNAVAILABLE, retry_until_available};
 use super::run_context::{RunContext, exit_reason_of};
 use super::{interrupts, log_lines};
@@ -70,7 +70,7 @@ pub(super) struct LaneJournal {
     /// True once the end of the agent is stored, and before its run is.
     ended: AtomicBool,
     /// Its entry among the subagents at work; the main agent has none.
-    _at_work: Option<AtWork>,
+    _at_work: Option<RegisteredChild>,
 }
 
 impl LaneJournal {

@@ -37,12 +37,12 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(in crate::db) struct Reachability {
     state: Mutex<ReachState>,
-    looks: watch::Sender<HostLooks>,
+    looks: watch::Sender<HostLookups>,
 }
 
 /// The looks of the listener for the host that takes writes.
 #[derive(Debug, Default)]
-struct HostLooks {
+struct HostLookups {
     /// True if another look is wanted.
     is_wanted: bool,
     /// The number of looks so far.
@@ -120,7 +120,7 @@ impl Reachability {
     /// Notes that the listener has looked for the server that takes writes.
     pub(in crate::db) fn record_host_lookup(&self) {
         self.looks.send_modify(|looks| {
-            *looks = HostLooks {
+            *looks = HostLookups {
                 is_wanted: false,
                 count: looks.count + 1,
                 last: Some(Instant::now()),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore};
 
 use super::left_claims::LeftClaims;
-use crate::db::retention::DuePlace;
+use crate::db::retention::DuePosition;
 use crate::domain::job::JobKind;
 
 /// The limits of a kind of jobs.
@@ -27,7 +27,7 @@ pub(in crate::runtime) struct JobQueue {
     pub(in crate::runtime) discovers: AtomicBool,
     tasks: Mutex<KnownTasks>,
     pub(in crate::runtime) left_claims: LeftClaims,
-    pub(in crate::runtime) left_by_sweep: LeftPlaces,
+    pub(in crate::runtime) left_by_sweep: SweepPositions,
     /// The states of the kinds, in the order of [`JobKind::ALL`].
     pub(in crate::runtime) kinds: Vec<KindState>,
 }
@@ -70,7 +70,7 @@ impl JobQueue {
             discovers: AtomicBool::new(true),
             tasks: Mutex::default(),
             left_claims: LeftClaims::default(),
-            left_by_sweep: LeftPlaces::default(),
+            left_by_sweep: SweepPositions::default(),
             kinds: kinds.collect(),
         }
     }
@@ -132,9 +132,9 @@ impl JobQueue {
 /// The places at which the last sweep of this process has left the threads, since it had passed over too many of them. So
 /// however many threads cannot be swept, those behind them are.
 #[derive(Debug, Default)]
-pub(in crate::runtime) struct LeftPlaces {
-    pub(in crate::runtime) expired: Mutex<Option<DuePlace>>,
-    pub(in crate::runtime) unpruned: Mutex<Option<DuePlace>>,
+pub(in crate::runtime) struct SweepPositions {
+    pub(in crate::runtime) expired: Mutex<Option<DuePosition>>,
+    pub(in crate::runtime) unpruned: Mutex<Option<DuePosition>>,
 }
 
 #[cfg(test)]
