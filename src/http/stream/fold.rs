@@ -216,6 +216,12 @@ impl AgentFold {
     }
 }
 
+/// Returns the part of a text of an answer that follows the part that was sent; none if it is empty, or if the text does not
+/// begin with that part. Then the frame for the end of the text contains all of it.
+pub(in crate::http) fn unsent_part<'a>(sent: &str, whole: &'a str) -> Option<&'a str> {
+    whole.strip_prefix(sent).filter(|rest| !rest.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
