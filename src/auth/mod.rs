@@ -113,7 +113,7 @@ pub enum KeyError {
     #[error("{0}")]
     Invalid(#[from] Invalid),
     /// There is no such key.
-    #[error("there is no such API key")]
+    #[error("API key not found")]
     NoKey,
     /// The key was revoked.
     #[error("the API key was revoked")]

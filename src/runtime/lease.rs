@@ -234,7 +234,7 @@ impl Dispatcher {
                     self.stop(run, CancelAction::from_word(&word));
                 }
             }
-            Err(error) => warn_of!(error, "could not look which runs shall stop"),
+            Err(error) => warn_of!(error, "could not read which runs are to be cancelled"),
         }
     }
 }
