@@ -246,7 +246,7 @@ impl RegisteredAgent {
         }
         self.configured(&run.request.context).unwrap_or_else(|invalid| {
             // Its definition was deleted after the run was admitted, and another one has its name.
-            tracing::warn!(run = %run.id, %invalid, "a run has chosen a model or a tool that its agent no longer allows");
+            tracing::warn!(run = %run.id, %invalid, "a choice of a run is no longer allowed by its agent");
             Arc::clone(self)
         })
     }
