@@ -304,7 +304,7 @@ impl<'c> Tx<'c> {
         self.control("rollback to savepoint part; release savepoint part")
             .await?;
         if let Conn::Postgres(conn) = &mut self.conn {
-            conn.has_recovered();
+            conn.clear_failure();
         }
         Ok(())
     }

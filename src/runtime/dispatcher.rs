@@ -183,7 +183,7 @@ impl Dispatcher {
     }
 
     /// Marks that a run is queued, and wakes the dispatch loop.
-    pub(super) fn has_queued(&self) {
+    pub(super) fn wake_for_queued(&self) {
         self.queue.note_queued();
         self.wakeup.notify_one();
     }

@@ -15,7 +15,7 @@ use crate::db::{self, DbError, DbResult, Engine, Notification, SessionLock, warn
 use crate::domain::id::RunId;
 
 /// The pause after a renewal that failed: the others must not miss this process when the database is back.
-const SOON: Duration = Duration::from_millis(200);
+const RENEWAL_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 impl Dispatcher {
     /// Takes the lease of this process, so that its claims hold. Runs that an earlier process left are due again.
@@ -104,7 +104,7 @@ impl Dispatcher {
                         true => tracing::debug!(%error, "could not renew the lease"),
                         false => warn_of!(error, "could not renew the lease"),
                     }
-                    pause = self.heartbeat.min(SOON);
+                    pause = self.heartbeat.min(RENEWAL_RETRY_PAUSE);
                     self.stop_without_lease(good_until);
                 }
             }

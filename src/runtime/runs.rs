@@ -148,7 +148,7 @@ impl Runs {
             }
         };
         let runs = retry_while_busy(attempt).await?;
-        self.dispatcher.has_queued();
+        self.dispatcher.wake_for_queued();
         Ok(runs)
     }
 

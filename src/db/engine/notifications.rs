@@ -155,7 +155,7 @@ async fn connect_and_forward(targets: &ListenerTargets, listening: &Listening, l
         listening.reach.record_unreachable(&error);
         return Ok(());
     }
-    listening.reach.is_back();
+    listening.reach.record_reachable();
     let ended = forward(targets, listening, limits).await;
     listening.reach.connection_is_lost();
     ended
@@ -185,7 +185,7 @@ async fn look_again(
     let reach = &listening.reach;
     let Err(error) = look_for_hosts(targets, listening, limits).await else {
         if reach.is_out_of_reach() {
-            reach.is_back();
+            reach.record_reachable();
         }
         return Ok(());
     };

@@ -150,7 +150,7 @@ impl Reachability {
     }
 
     /// Notes that a connection was made, and logs it if none could be before.
-    pub(in crate::db) fn is_back(&self) {
+    pub(in crate::db) fn record_reachable(&self) {
         let now = Instant::now();
         let out_since = self.change(|state| {
             state.changed = now;
@@ -321,7 +321,7 @@ mod tests {
         reach.record_unreachable(&DbError::late());
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(!reach.is_settled(), "there is no connection");
-        reach.is_back();
+        reach.record_reachable();
         assert!(!reach.is_settled());
         tokio::time::advance(RECONNECT_TIME).await;
         assert!(reach.is_settled());

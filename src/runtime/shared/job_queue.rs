@@ -87,7 +87,7 @@ impl JobQueue {
     }
 
     /// Notes that there is a background task whose outcome is not known, or work on another server.
-    pub(in crate::runtime) fn has_tasks(&self) {
+    pub(in crate::runtime) fn note_task(&self) {
         let mut tasks = self.tasks();
         tasks.may_be_any = true;
         tasks.begun += 1;
@@ -148,7 +148,7 @@ mod tests {
         assert!(is_woken(&queue), "it looks at its start");
         queue.run_ended(false);
         assert!(!is_woken(&queue), "there are no tasks");
-        queue.has_tasks();
+        queue.note_task();
         for _ in 0..3 {
             let known = queue.begin_look();
             queue.run_ended(false);
@@ -159,7 +159,7 @@ mod tests {
         queue.looked(known, false);
         queue.run_ended(false);
         assert!(!is_woken(&queue), "they are over");
-        queue.has_tasks();
+        queue.note_task();
         let early = queue.begin_look();
         queue.looked(early, false);
         queue.run_ended(false);

@@ -328,7 +328,7 @@ impl<'c> PostgresConn<'c> {
     }
 
     /// Notes that the transaction was rolled back to a savepoint, so that Postgres takes statements again.
-    pub(in crate::db) fn has_recovered(&mut self) {
+    pub(in crate::db) fn clear_failure(&mut self) {
         self.session.failures.has_failed = false;
     }
 
