@@ -493,9 +493,9 @@ impl Loop<'_> {
         Ok(outcome)
     }
 
-    /// Continues a parked child run after it was cancelled, and stores that before the child runs: its end removes the mark by
-    /// which a later run would find that it was cancelled. Without this position, a process that dies in between leaves a
-    /// caller that waits for nothing.
+    /// Continues a parked child run that was cancelled, and stores the position of the caller before the child runs. The end of
+    /// the child removes the mark of its cancellation, which a later run looks for. Without the stored position, a crash after
+    /// that end would leave a caller that waits for a child run that has ended.
     async fn resume_and_store<'a>(
         &'a self,
         machine: &mut Machine,

@@ -26,8 +26,8 @@ use crate::events::Events;
 /// The unit of the budget, in bytes.
 const UNIT: usize = 1024;
 
-/// The largest cost of a body that does not count for its user if it arrives as one piece, in bytes: it is there already,
-/// and most requests need not look for their user.
+/// The largest cost of a body that is not counted for its user if it arrives in one piece, in bytes. Most requests are that
+/// small, and save the search for their user.
 const UNCOUNTED_BODY_BYTES: usize = 16 * 1024;
 
 /// The longest time that a body waits for its share of the budget.

@@ -218,7 +218,7 @@ impl Drop for TakenSlot {
     fn drop(&mut self) {
         if let Some(permit) = self.permit.take() {
             drop(permit);
-            self.dispatcher.slot_is_free();
+            self.dispatcher.wake_for_slot();
         }
     }
 }

@@ -195,10 +195,10 @@ impl Dispatcher {
         self.core.jobs.discover();
     }
 
-    /// Wakes the dispatch loop when a slot is free, after the end of a run or because none has started in it: the loop may have
-    /// found all of them taken, or runs that wait for that one, or the run was given back. If the last look has found that no
-    /// run is queued, none follows: whoever queues a run wakes the loop, on Postgres by a notification.
-    pub(super) fn slot_is_free(&self) {
+    /// Wakes the dispatch loop when the slot of a run is free: a run may wait for a slot, or for the end of that run. The loop is
+    /// not woken if its last look has found no queued run: each run that is queued later wakes the loop, on Postgres by a
+    /// notification.
+    pub(super) fn wake_for_slot(&self) {
         let may_be_queued = self.queue.note_free_slot();
         if may_be_queued || self.has_orphans.load(Ordering::Acquire) {
             self.wakeup.notify_one();

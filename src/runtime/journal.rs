@@ -117,8 +117,8 @@ impl LaneJournal {
         }
     }
 
-    /// Leaves out of the interrupts that are repeated those that are not open any more: the answer to one may have come
-    /// while the run was at work, and be that of the next run.
+    /// Removes interrupts that are no longer open from the interrupts that a step repeats. An answer for the next run may
+    /// have come while this run was at work.
     async fn without_resolved(&self, mut notes: Vec<PendingWrite>) -> DbResult<Vec<PendingWrite>> {
         let thread = self.run_context.run.thread;
         let read = || {
@@ -252,7 +252,7 @@ impl LaneJournal {
         *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Usage::default();
     }
 
-    /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
+    /// Writes a batch. An earlier attempt may have stored the batch already; `before` has the numbers of these attempts.
     async fn write(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
         let written = self.write_once(Arc::clone(&batch), before.clone()).await;
         // Either the row of the run is not as this process left it, or the thread may have queued messages. Nothing of the first

@@ -106,8 +106,7 @@ impl Carrier {
         }
     }
 
-    /// Returns the server to which the chunks of a thread go that this server wants; none if they go to all servers that
-    /// want them.
+    /// Returns the server to which chunks for `server` are sent; none if one message goes to all servers with readers.
     fn addressee(&self, server: LiveAddress) -> Option<LiveAddress> {
         match self {
             Self::Notify => Some(server),
@@ -286,8 +285,8 @@ impl Exchange {
         self.has_wanted.notify_one();
     }
 
-    /// Adds chunks that another server has sent to the logs of their threads; `is_beginning` if it sends all that it has,
-    /// beginning with these.
+    /// Adds chunks that another server has sent to the logs of their threads. `is_beginning` is true for the first of all
+    /// chunks that the other server has.
     async fn take(&self, text: &str, is_beginning: bool) {
         let parts = match message::unpack(text) {
             Ok(parts) => parts,

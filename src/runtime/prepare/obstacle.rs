@@ -43,8 +43,8 @@ pub(in crate::runtime) async fn find_obstacle(run_context: &RunContext) -> DbRes
     Ok(obstacle.map(|assigned| Failure::new("PermissionError", format!("the thread waits for an answer: {assigned}"))))
 }
 
-/// Returns whether a delayed run may begin no more: its thread or its assistant is shared no more with its user, or a policy forbids
-/// the run.
+/// Returns whether a delayed run has lost the permission to begin: its thread or its assistant is no longer shared with its
+/// user, or a policy forbids the run.
 async fn has_lost_permission(run_context: &RunContext) -> DbResult<bool> {
     let RunContext { core, run, .. } = run_context;
     let is_delayed = run.due_at > run.created_at && run.attempt == 1 && run.request.background.is_none();
