@@ -294,7 +294,10 @@ impl App {
             let draining = async {
                 self.shutdown.soft().cancelled().await;
                 // Requests are answered until the work has left, so that it can be asked whether the server is ready.
-                tokio::join!(tokio::time::sleep(self.config.server.drain()), self.runtime.runs.rest());
+                tokio::join!(
+                    tokio::time::sleep(self.config.server.drain()),
+                    self.runtime.runs.wait_until_idle()
+                );
                 drained.cancel();
             };
             let serving = async { tokio::join!(serving, draining) };
@@ -303,7 +306,7 @@ impl App {
                 hard.run_until_cancelled(serving.boxed()).await;
                 self.shutdown.begin();
                 // Runs store their last step before the database is closed.
-                hard.run_until_cancelled(self.runtime.runs.rest()).await;
+                hard.run_until_cancelled(self.runtime.runs.wait_until_idle()).await;
                 RowAccess::Server.scope(self.runtime.runs.close()).await;
                 self.db.close().await;
                 if let Some(telemetry) = &self.telemetry {

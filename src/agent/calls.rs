@@ -30,7 +30,7 @@ use crate::domain::size;
 use crate::domain::state::{State, Update};
 use crate::middleware::approval::ApprovalCheck;
 use crate::middleware::{Middleware, NextCall};
-use crate::tool::arguments::aside;
+use crate::tool::arguments::run_blocking;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
 /// A call to run.
@@ -410,13 +410,13 @@ impl Loop<'_> {
                     biased;
                     Some(event) = self.scope.progress.recv() => {
                         let stored = self.commit_progress(machine, pending, event).boxed();
-                        beside(&mut running, &mut ready, stored).await?;
+                        wait_while_receiving(&mut running, &mut ready, stored).await?;
                         continue;
                     }
                     Some((at, child, cancelled)) = parked.next(), if !running.is_empty() => {
                         cancelled?;
                         let resumed = self.resume_and_store(machine, pending, at, child).boxed();
-                        let work = beside(&mut running, &mut ready, resumed).await?;
+                        let work = wait_while_receiving(&mut running, &mut ready, resumed).await?;
                         running.push(work);
                         continue;
                     }
@@ -447,7 +447,7 @@ impl Loop<'_> {
                     if let Some(job) = self.prepare(machine, pending, at, remembered) {
                         let jobs = std::slice::from_ref(&job);
                         let stored = self.record_start(machine, pending, jobs, &[]).boxed();
-                        beside(&mut running, &mut ready, stored).await?;
+                        wait_while_receiving(&mut running, &mut ready, stored).await?;
                         running.push(self.start_call(job, state));
                     }
                 }
@@ -459,7 +459,7 @@ impl Loop<'_> {
                 CallResult::Child(Err(ExitReason::Cancelled)) => outcome.stopped = true,
                 CallResult::Child(Err(stop)) => {
                     // The results that came with it.
-                    beside(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
+                    wait_while_receiving(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
                     return Err(stop.into());
                 }
             }
@@ -478,12 +478,12 @@ impl Loop<'_> {
                 received.extend(delegations.iter().map(|(at, _)| *at));
                 let delegations = std::mem::take(&mut delegations);
                 let admitted = Box::pin(self.delegate_all(machine, pending, delegations));
-                let started = beside(&mut running, &mut ready, admitted).await?;
+                let started = wait_while_receiving(&mut running, &mut ready, admitted).await?;
                 running.extend(started);
             }
             if !running.is_empty() || !ready.is_empty() {
                 publish_answers(machine, pending, &mut received);
-                beside(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
+                wait_while_receiving(&mut running, &mut ready, self.flush(machine, pending).boxed()).await?;
             }
         }
         // The checkpoint of a complete step publishes the answers that came last.
@@ -493,9 +493,9 @@ impl Loop<'_> {
         Ok(outcome)
     }
 
-    /// Continues a parked child run after it was cancelled, and stores that before the child runs: its end removes the mark by
-    /// which a later run would find that it was cancelled. Without this position, a process that dies in between leaves a
-    /// caller that waits for nothing.
+    /// Continues a parked child run that was cancelled, and stores the position of the caller before the child runs. The end of
+    /// the child removes the mark of its cancellation, which a later run looks for. Without the stored position, a crash after
+    /// that end would leave a caller that waits for a child run that has ended.
     async fn resume_and_store<'a>(
         &'a self,
         machine: &mut Machine,
@@ -520,7 +520,7 @@ impl Loop<'_> {
         });
         // A tool's writes must match the declared fields. A subagent's writes were checked call by call.
         let declared = &self.agent.declared;
-        let accepted = aside(declared.takes_long(&answer.writes), || declared.check(&answer.writes));
+        let accepted = run_blocking(declared.takes_long(&answer.writes), || declared.check(&answer.writes));
         let accepted = accepted.map_err(|wrong| Invalid {
             field: format!("the state field `{}`", wrong.field),
             ..wrong
@@ -599,7 +599,7 @@ fn publish_answer(machine: &mut Machine, pending: &mut PendingWrites, at: usize)
 
 /// Waits for `work` while the calls go on, and keeps the results that arrive meanwhile. A subagent does not wait for a commit of
 /// its caller; and the commit may have to wait for one of the subagent, whose turn is first and which is not queued yet.
-async fn beside<T>(running: &mut Running<'_>, ready: &mut ReadyResults, mut work: BoxFuture<'_, T>) -> T {
+async fn wait_while_receiving<T>(running: &mut Running<'_>, ready: &mut ReadyResults, mut work: BoxFuture<'_, T>) -> T {
     loop {
         tokio::select! {
             biased;

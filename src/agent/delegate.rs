@@ -260,8 +260,8 @@ impl Loop<'_> {
         Ok(())
     }
 
-    /// Claims the files that a child run has changed, and those that the child runs below it have changed: their work is
-    /// handed in later, and nothing that works beside them must change the same files.
+    /// Claims the files that a child run and the child runs below it have changed. The changes are merged later, and no other
+    /// call may change the same files meanwhile.
     fn claim_files_of<'a>(
         &'a self,
         subagent: &'a Subagent,

@@ -113,7 +113,7 @@ pub enum KeyError {
     #[error("{0}")]
     Invalid(#[from] Invalid),
     /// There is no such key.
-    #[error("there is no such API key")]
+    #[error("API key not found")]
     NoKey,
     /// The key was revoked.
     #[error("the API key was revoked")]
@@ -253,7 +253,7 @@ impl Authenticator {
     /// # Errors
     /// If the server has no authentication, the user has too many tickets, or the database fails.
     pub async fn issue_ticket(&self, identity: &Identity) -> Result<IssuedTicket, KeyError> {
-        let ways = self.0.as_ref().filter(|_| identity.credential.is_proof());
+        let ways = self.0.as_ref().filter(|_| identity.credential.is_verified());
         ways.ok_or(KeyError::Off)?.tickets.issue(identity).await
     }
 }

@@ -81,7 +81,7 @@ impl Tickets {
         if ticket.expires_at <= self.clock.now() {
             return Err(AuthError::refused("the ticket has expired"));
         }
-        if !ticket.identity.credential.is_proof() {
+        if !ticket.identity.credential.is_verified() {
             return Err(AuthError::refused("the ticket stands for nobody"));
         }
         if let Credential::ApiKey(id) = &ticket.identity.credential

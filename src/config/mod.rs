@@ -18,7 +18,7 @@ use crate::definition::compat::deprecated;
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{
     AgentDefinition, Diagnostic, FieldPath, HarnessProfile, SandboxServiceDefinition, Severity, ToolDefinition,
-    ToolServerDefinition, is_echo, read,
+    ToolServerDefinition, is_repeated_finding, read,
 };
 
 mod answers;
@@ -268,7 +268,7 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
         .chain(unread)
     {
         let field = reading.gaps.source_of(&finding.field);
-        if !is_echo(&field, &reading.findings) {
+        if !is_repeated_finding(&field, &reading.findings) {
             reader.add(Diagnostic { field, ..finding });
         }
     }

@@ -105,8 +105,8 @@ pub const ENTRIES_OF_PART: i64 = 1000;
 /// The most resources that one statement asks for.
 const MOST_RESOURCES: usize = 500;
 
-/// The most by which the time in the id of an entry differs from that of the entry: a request that waits for the database
-/// has the earlier one of its beginning.
+/// The maximum difference between the time in the id of an entry and the time of the entry. The id has the time of the
+/// request, which may wait for the database.
 const ID_TOLERANCE: Duration = Duration::from_hours(1);
 
 /// Returns the smallest id of entries that are made at this time. Ids begin with their time in milliseconds, so a range of

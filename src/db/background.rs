@@ -261,8 +261,8 @@ pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Returns idle threads whose agent may not know the outcome of a task, but not those that have a job for that: agents that
-/// could not be told yet must not hide the others.
+/// Returns idle threads whose agent may not know the outcome of a task, without the threads for which a notification is
+/// scheduled. So notifications that are retried do not use up the limit.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
     // From the few tasks that are watched to their parents: Postgres could begin with all threads that are idle.
     const IDLE: &str = concatcp!(

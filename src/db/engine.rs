@@ -304,7 +304,7 @@ impl<'c> Tx<'c> {
         self.control("rollback to savepoint part; release savepoint part")
             .await?;
         if let Conn::Postgres(conn) = &mut self.conn {
-            conn.has_recovered();
+            conn.clear_failure();
         }
         Ok(())
     }
@@ -634,7 +634,7 @@ fn postgres_pool(size: u32, hosts: &PostgresHosts, session: Option<String>) -> P
 fn sqlite_pool(reach: &Arc<Reachability>) -> PoolOptions<Sqlite> {
     let reach = Arc::clone(reach);
     pool::<Sqlite>(SQLITE_SEARCHES).before_acquire(move |conn, meta| {
-        let is_trusted = reach.trusts(meta.idle_for);
+        let is_trusted = reach.needs_no_check(meta.idle_for);
         Box::pin(async move {
             if is_trusted {
                 return Ok(true);
@@ -708,7 +708,7 @@ async fn is_usable(
     conn: &mut PgConnection,
 ) -> bool {
     let is_of_earlier_host = hosts.have_moved_within(age);
-    if is_of_earlier_host || reach.trusts(idle_for) {
+    if is_of_earlier_host || reach.needs_no_check(idle_for) {
         return !is_of_earlier_host;
     }
     let checked = tokio::time::timeout(CHECK_TIMEOUT, check_writable(conn, hosts.target)).await;

@@ -53,8 +53,8 @@ pub async fn tenants_of(tx: &mut Tx<'_>, threads: &[ThreadId]) -> DbResult<HashM
     Ok(found.into_iter().map(|(id, tenant)| (ThreadId(id), tenant)).collect())
 }
 
-/// Returns a name for the database by which the servers on it find each other: the same for all of them, and another one
-/// for each database.
+/// Returns the name of the database for messages between servers: all servers on one database have the same name, and
+/// each database has another name.
 ///
 /// # Errors
 /// If the database fails.

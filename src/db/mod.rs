@@ -298,7 +298,7 @@ impl Db {
                     let read = Box::pin(self.0.parts.sealing.scope(read));
                     let done = tokio::time::timeout(limit, read).await;
                     done.unwrap_or_else(|_| {
-                        reader.is_stuck();
+                        reader.discard_connection();
                         Err(DbError::late())
                     })
                 }

@@ -101,14 +101,14 @@ async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::He
 
 /// The place of a thread among those that are due: they are in the order of a time, then of their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DuePlace {
+pub struct DuePosition {
     /// The time by which the threads are found.
     pub at: Timestamp,
     /// The thread.
     pub thread: ThreadId,
 }
 
-impl DuePlace {
+impl DuePosition {
     /// The place before all threads.
     pub const START: Self = Self {
         at: Timestamp(i64::MIN),
@@ -117,7 +117,7 @@ impl DuePlace {
 }
 
 /// Returns up to `limit` expired threads behind a place that are not busy, the first expired first.
-pub async fn expired(tx: &mut Tx<'_>, now: Timestamp, behind: DuePlace, limit: i64) -> DbResult<Vec<DuePlace>> {
+pub async fn expired(tx: &mut Tx<'_>, now: Timestamp, behind: DuePosition, limit: i64) -> DbResult<Vec<DuePosition>> {
     const SQL: &str = "select thread_id, expires_at from threads where expires_at <= $1 \
         and (expires_at, thread_id) > ($2, $3) and status <> 'busy' order by expires_at, thread_id limit $4";
     select_due(tx, SQL, now, behind, limit).await
@@ -138,7 +138,12 @@ pub async fn set_index_of_unpruned(tx: &mut Tx<'_>, is_used: bool) -> DbResult<(
 
 /// Returns up to `limit` threads behind a place that are not busy, whose state last changed at or before `until` and that were
 /// not pruned since, oldest first.
-pub async fn unpruned(tx: &mut Tx<'_>, until: Timestamp, behind: DuePlace, limit: i64) -> DbResult<Vec<DuePlace>> {
+pub async fn unpruned(
+    tx: &mut Tx<'_>,
+    until: Timestamp,
+    behind: DuePosition,
+    limit: i64,
+) -> DbResult<Vec<DuePosition>> {
     const SQL: &str = "select thread_id, state_updated_at from threads \
         where (pruned_at is null or pruned_at < state_updated_at) and state_updated_at <= $1 \
         and (state_updated_at, thread_id) > ($2, $3) and status <> 'busy' \
@@ -150,9 +155,9 @@ async fn select_due(
     tx: &mut Tx<'_>,
     sql: &'static str,
     until: Timestamp,
-    behind: DuePlace,
+    behind: DuePosition,
     limit: i64,
-) -> DbResult<Vec<DuePlace>> {
+) -> DbResult<Vec<DuePosition>> {
     let rows: Vec<(Uuid, i64)> = on_engine!(tx, |conn| query_as(sql)
         .bind(until.0)
         .bind(behind.at.0)
@@ -160,7 +165,7 @@ async fn select_due(
         .bind(limit)
         .fetch_all(conn)
         .await)?;
-    let due = rows.into_iter().map(|(thread, at)| DuePlace {
+    let due = rows.into_iter().map(|(thread, at)| DuePosition {
         at: Timestamp(at),
         thread: ThreadId(thread),
     });
@@ -168,7 +173,7 @@ async fn select_due(
 }
 
 /// Clears the expiry of a thread that was handled. The next change of the thread starts its TTL again.
-pub async fn rest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
+pub async fn clear_expiry(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
     const SQL: &str = "update threads set expires_at = null where thread_id = $1";
     on_engine!(tx, |conn| query(SQL).bind(thread.0).execute(conn).await.map(drop))?;
     Ok(())
@@ -176,7 +181,7 @@ pub async fn rest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
 
 /// Excludes a thread from expiry and pruning until it changes. For threads whose history cannot be read and so not be
 /// folded.
-pub async fn set_aside(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+pub async fn exclude_from_sweeps(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update threads set expires_at = null, pruned_at = $2 where thread_id = $1";
     on_engine!(tx, |conn| query(SQL)
         .bind(thread.0)

@@ -15,7 +15,7 @@ use crate::domain::time::Timestamp;
 
 /// The owner whose data is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoredBy {
+pub struct StorageOwner {
     /// The tenant.
     pub tenant: Tenant,
     /// The user; `None` for the whole tenant.
@@ -23,7 +23,7 @@ pub struct StoredBy {
 }
 
 /// Returns up to `limit` threads that were changed since they were measured, those first that never were.
-pub async fn changed_threads(tx: &mut Tx<'_>, by: &StoredBy, limit: i64) -> DbResult<Vec<ThreadId>> {
+pub async fn changed_threads(tx: &mut Tx<'_>, by: &StorageOwner, limit: i64) -> DbResult<Vec<ThreadId>> {
     const THREADS: &str =
         "select t.thread_id from threads t left join thread_bytes m on m.thread_id = t.thread_id where ";
     const CHANGED: &str = " and (m.measured_at is null or t.updated_at >= m.measured_at or t.pruned_at >= m.measured_at) \
@@ -95,7 +95,7 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
 }
 
 /// Returns the measured bytes of threads, and the bytes of their blobs and of items. All items are read.
-pub async fn stored(tx: &mut Tx<'_>, by: &StoredBy) -> DbResult<u64> {
+pub async fn stored(tx: &mut Tx<'_>, by: &StorageOwner) -> DbResult<u64> {
     const THREADS: &str = "select cast(coalesce(sum(bytes), 0) as bigint) from thread_bytes where ";
     const ITEMS: &str = "select cast(coalesce(sum(octet_length(cast(value as text))), 0) as bigint) from items where ";
     const BLOBS: &str = "select cast(coalesce(sum(bytes), 0) as bigint) from (\

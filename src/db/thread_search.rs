@@ -39,7 +39,7 @@ const MAX_SORTED_OF_SCOPE: i64 = 20_000;
 /// The maximum number of matches that a search counts.
 pub const COUNTED: i64 = 100_000;
 /// The maximum number of threads whose states a search by values may fold.
-pub const LOOKED_INTO: usize = 2000;
+pub const MAX_FOLDED_STATES: usize = 2000;
 /// The number of threads read at once.
 const BATCH: i64 = 200;
 
@@ -488,7 +488,7 @@ where
 /// Returns a page of the threads that match a search, and the total.
 ///
 /// # Errors
-/// [`DbError::Unfit`] when a search by values would have to fold the states of more than [`LOOKED_INTO`] threads.
+/// [`DbError::Unfit`] when a search by values would have to fold the states of more than [`MAX_FOLDED_STATES`] threads.
 pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadQuery) -> DbResult<ThreadPage> {
     let wanted = &ThreadQuery {
         hidden: copies::unfinished(tx).await?,
@@ -650,9 +650,9 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath) -> D
         let threads = read_page(tx, &wanted.page(BATCH, offset), path).await?;
         let count = threads.len();
         offset += BATCH;
-        if usize::try_from(offset).is_ok_and(|read| read > LOOKED_INTO) && count > 0 {
+        if usize::try_from(offset).is_ok_and(|read| read > MAX_FOLDED_STATES) && count > 0 {
             return Err(DbError::Unfit(format!(
-                "values: the search would look into more than {LOOKED_INTO} threads; narrow it by ids, metadata or status"
+                "values: the search would look into more than {MAX_FOLDED_STATES} threads; narrow it by ids, metadata or status"
             )));
         }
         for thread in threads {

@@ -94,13 +94,13 @@ pub async fn end_lost(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<LostWorkers
 }
 
 /// Returns whether another worker than `worker` has a valid lease.
-pub async fn has_company(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
+pub async fn has_other_workers(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
     const OTHERS: &str = "select exists (select 1 from workers where worker_id <> $1 and alive_until > ";
     const SQLITE: &str = concatcp!(OTHERS, NOW_SQLITE, ")");
     const POSTGRES: &str = concatcp!(OTHERS, NOW_POSTGRES, ")");
     let sql = tx.either(SQLITE, POSTGRES);
     let found: Option<(bool,)> = tx.statement(sql).bind(worker.0).fetch_optional().await?;
-    Ok(found.is_some_and(|(has_company,)| has_company))
+    Ok(found.is_some_and(|(has_other_workers,)| has_other_workers))
 }
 
 /// Returns whether `worker` has a valid lease.

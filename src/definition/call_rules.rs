@@ -15,7 +15,7 @@ use super::permission::{Permission, PermissionMode};
 use crate::domain::filter::canonical_number;
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
-use crate::domain::pattern::{Pattern, trunk};
+use crate::domain::pattern::{Pattern, fixed_folder};
 
 /// The arguments of tools that are paths.
 pub(super) const PATH_ARGUMENTS: [&str; 9] = [
@@ -186,7 +186,7 @@ impl CallRule {
     fn new(at: usize, permission: &Permission) -> Self {
         let tools = permission.tools.iter().filter_map(|tool| ToolPattern::new(tool).ok());
         let argument = |(name, pattern): (&String, &String)| Some((name.clone(), glob(pattern, false).ok()?));
-        let path = |text: &String| Some((Pattern::with_dots(text).ok()?, trunk(text)));
+        let path = |text: &String| Some((Pattern::with_dots(text).ok()?, fixed_folder(text)));
         let agents = permission.agents.iter().filter_map(|agent| glob(agent, true).ok());
         Self {
             at,
@@ -240,8 +240,9 @@ impl CallRule {
             paths.push("/".to_owned());
         }
         self.holds(&paths, |path| match normalise(path) {
-            Ok(path) => patterns.iter().any(|(pattern, trunk)| {
-                let reaches = || restricts && is_tree && (below(trunk, &path).is_some() || *trunk == path);
+            Ok(path) => patterns.iter().any(|(pattern, fixed_folder)| {
+                let reaches =
+                    || restricts && is_tree && (below(fixed_folder, &path).is_some() || *fixed_folder == path);
                 pattern.matches(path.trim_start_matches('/')) || reaches()
             }),
             // A path that leads out of the workspace may be any.

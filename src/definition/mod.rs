@@ -117,7 +117,7 @@ pub use permission::{FileOperation, FileRules, Permission, PermissionMode};
 pub use policy::Policy;
 pub use profile::{GeneralProfile, HarnessProfile, HarnessProfiles};
 pub use prompt::{BlockKind, CacheControl, CacheKind, CacheTtl, MOST_MARKERS, PromptBlock, SystemPrompt};
-pub use read::{FieldMap, Parsed, is_echo, read};
+pub use read::{FieldMap, Parsed, is_repeated_finding, read};
 pub use record::{DefinitionSource, DefinitionVersion, StoredDiagnostic};
 pub use sandbox_service::SandboxServiceDefinition;
 pub use source::{LabelledSource, SkillSource, source_problem};

@@ -15,7 +15,7 @@ use super::patterns::{glob, tool_glob};
 use super::words::path_problem;
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
-use crate::domain::pattern::{Pattern, trunk};
+use crate::domain::pattern::{Pattern, fixed_folder};
 
 /// The maximum number of rules of an agent, and of paths of a rule.
 const MOST: usize = 256;
@@ -101,7 +101,7 @@ struct Rule {
 impl FileRules {
     /// Compiles these rules. Invalid patterns were refused when the definition was read.
     pub fn new(permissions: &[Permission]) -> Self {
-        let path = |text: &String| Some((text.clone(), Pattern::with_dots(text).ok()?, trunk(text)));
+        let path = |text: &String| Some((text.clone(), Pattern::with_dots(text).ok()?, fixed_folder(text)));
         let rule = |permission: &Permission| Rule {
             operations: permission.operations.clone(),
             paths: permission.paths.iter().filter_map(path).collect(),
@@ -208,10 +208,12 @@ impl FileRules {
     /// Returns whether a rule that requires approval may concern `operation` at or below `path`.
     fn may_be_below(&self, operation: FileOperation, path: &str) -> bool {
         let asking = self.rules.iter().filter(|rule| rule.mode == PermissionMode::Interrupt);
-        let mut trunks = asking
+        let mut fixed_folders = asking
             .filter(|rule| rule.operations.contains(&operation))
             .flat_map(|rule| &rule.paths);
-        trunks.any(|(_, _, trunk)| trunk == path || below(trunk, path).is_some() || below(path, trunk).is_some())
+        fixed_folders.any(|(_, _, fixed_folder)| {
+            fixed_folder == path || below(fixed_folder, path).is_some() || below(path, fixed_folder).is_some()
+        })
     }
 }
 

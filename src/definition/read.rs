@@ -107,7 +107,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
 }
 
 /// Returns whether a diagnostic about `field` only repeats that the field, or an element of it, could not be read.
-pub fn is_echo(field: &FieldPath, unread: &[Diagnostic]) -> bool {
+pub fn is_repeated_finding(field: &FieldPath, unread: &[Diagnostic]) -> bool {
     unread.iter().any(|earlier| {
         let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
         field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)

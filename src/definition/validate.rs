@@ -7,7 +7,7 @@ use super::check::{check_agent, check_origin};
 use super::compat::deprecated;
 use super::diagnostic::{Diagnostic, FieldPath, Severity};
 use super::limits::LARGEST_DEFINITION;
-use super::read::{is_echo, read};
+use super::read::{is_repeated_finding, read};
 use super::validation_context::ValidationContext;
 use crate::domain::serde_messages::for_json;
 
@@ -43,7 +43,7 @@ pub fn validate(graph_id: &str, mut body: Value, context: &ValidationContext) ->
             .chain(context.clients.check(agent, context))
         {
             let field = reading.gaps.source_of(&finding.field);
-            if !is_echo(&field, &reading.findings) {
+            if !is_repeated_finding(&field, &reading.findings) {
                 findings.push(Diagnostic { field, ..finding });
             }
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::namespace::check_namespace;
 use crate::domain::path::{below, is_bundled, normalise};
-use crate::domain::pattern::trunk;
+use crate::domain::pattern::fixed_folder;
 use crate::domain::stored::is_default;
 
 /// The maximum number of routes.
@@ -196,9 +196,10 @@ impl WorkspaceDefinition {
 
     /// Returns whether all paths that match a pattern are in routes, where no command runs.
     pub(super) fn is_in_routes(&self, pattern: &str) -> bool {
-        let trunk = trunk(pattern);
-        let is_route =
-            |route: &String| normalise(route).is_ok_and(|route| trunk == route || below(&trunk, &route).is_some());
+        let fixed_folder = fixed_folder(pattern);
+        let is_route = |route: &String| {
+            normalise(route).is_ok_and(|route| fixed_folder == route || below(&fixed_folder, &route).is_some())
+        };
         self.kind == WorkspaceKind::Composite && self.routes.keys().any(is_route)
     }
 

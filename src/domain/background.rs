@@ -200,8 +200,8 @@ impl BackgroundTask {
         Self::read(state.fields.get(FIELD)?.get(id.trim())?)
     }
 
-    /// Returns the write to the field that removes the tasks from it that are not over, given its value; none if there are no
-    /// such tasks.
+    /// Returns the write that removes the unfinished tasks from the field with the value `tasks`; none if there are no
+    /// unfinished tasks.
     pub fn removal_of_open(tasks: Option<&Value>) -> Option<Value> {
         let is_open = |task: &Value| Self::read(task).is_some_and(|task| !task.status.is_final());
         let open = tasks?.as_object()?.iter().filter(|(_, task)| is_open(task));

@@ -275,7 +275,7 @@ impl Credential {
     }
 
     /// Returns whether the identity was proved by the caller.
-    pub fn is_proof(&self) -> bool {
+    pub fn is_verified(&self) -> bool {
         matches!(self, Self::ApiKey(_) | Self::Jwt(_) | Self::Hook)
     }
 }

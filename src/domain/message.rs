@@ -127,6 +127,11 @@ impl ToolCall {
             kind: tool_call(),
         }
     }
+
+    /// Returns the text of an argument without blanks around it. It is empty if there is none, or if it is no text.
+    pub fn text_argument(&self, name: &str) -> &str {
+        self.args.get(name).and_then(Value::as_str).unwrap_or_default().trim()
+    }
 }
 
 /// A call whose arguments are not the JSON text of an object.
@@ -339,6 +344,17 @@ impl Message {
             Role::Ai { invalid_tool_calls, .. } => invalid_tool_calls,
             Role::Human | Role::System | Role::Tool { .. } | Role::Remove => &[],
         }
+    }
+
+    /// Returns whether this is the error result of a call.
+    pub fn is_error_result(&self) -> bool {
+        matches!(
+            self.role,
+            Role::Tool {
+                status: ToolStatus::Error,
+                ..
+            }
+        )
     }
 
     /// Returns the id of the call that a tool's message answers.

@@ -291,9 +291,9 @@ impl MessageList {
         }
     }
 
-    /// Lets the messages up to the one with the id `last` leave the state, except for that with the id `summarized`, which
-    /// is the last that a summary stands for, the last answer of the model, and those after one of these. Returns whether any
-    /// have left.
+    /// Removes the messages up to the message `last` from the state. The message `summarized`, which is the last one that a
+    /// summary stands for, the last answer of the model, and the messages after one of these two stay. Returns whether any
+    /// message was removed.
     pub fn leave(&mut self, last: &str, summarized: &str) -> bool {
         if let Some(at) = self.recent.iter().position(|message| has_id(message, last)) {
             let summarized = self.recent.iter().position(|message| has_id(message, summarized));

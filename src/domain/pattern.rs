@@ -88,7 +88,7 @@ impl Pattern {
 
 /// Returns the folder that holds all paths that a pattern for all paths matches, or the path itself if the pattern matches
 /// no other.
-pub fn trunk(pattern: &str) -> String {
+pub fn fixed_folder(pattern: &str) -> String {
     let plain = |part: &&str| !part.contains(['*', '?', '[', '{', '\\']);
     let parts: Vec<&str> = pattern
         .split('/')

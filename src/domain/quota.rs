@@ -14,7 +14,7 @@ use super::time::Timestamp;
 const DAY_MICROS: i64 = 86_400_000_000;
 
 /// The time after which a request may be repeated that was refused because of runs, streams or agents.
-const SHORTLY: Duration = Duration::from_secs(5);
+const USUAL_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The time after which a request may be repeated that was refused because of stored bytes: the sum is measured again.
 const AFTER_MEASURING: Duration = Duration::from_secs(60);
@@ -123,12 +123,12 @@ impl AppliedRule<'_> {
     /// Returns the quota if there are as many as it allows.
     pub fn check_count(&self, kind: QuotaKind, count: u64) -> Result<(), QuotaReached> {
         let (limit, wait) = match kind {
-            QuotaKind::RunsAtWork => (self.rule.runs_at_work, SHORTLY),
-            QuotaKind::RunsWaiting => (self.rule.runs_waiting, SHORTLY),
-            QuotaKind::OpenStreams => (self.rule.open_streams, SHORTLY),
+            QuotaKind::RunsAtWork => (self.rule.runs_at_work, USUAL_RETRY_AFTER),
+            QuotaKind::RunsWaiting => (self.rule.runs_waiting, USUAL_RETRY_AFTER),
+            QuotaKind::OpenStreams => (self.rule.open_streams, USUAL_RETRY_AFTER),
             QuotaKind::StoredBytes => (self.rule.stored_bytes, AFTER_MEASURING),
-            QuotaKind::DefinedAgents => (self.rule.defined_agents, SHORTLY),
-            QuotaKind::Requests | QuotaKind::Tokens | QuotaKind::Cost => (None, SHORTLY),
+            QuotaKind::DefinedAgents => (self.rule.defined_agents, USUAL_RETRY_AFTER),
+            QuotaKind::Requests | QuotaKind::Tokens | QuotaKind::Cost => (None, USUAL_RETRY_AFTER),
         };
         match limit.filter(|limit| count >= *limit) {
             Some(limit) => Err(self.reached(kind, limit, wait)),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::item::Namespace;
 use super::path::below;
-use super::pattern::{Pattern, trunk};
+use super::pattern::{Pattern, fixed_folder};
 
 /// The parts of its run that each call of a tool may read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -40,17 +40,17 @@ impl ReadAccess {
     /// Returns the files that can be read.
     pub fn readable_files(&self) -> ReadableFiles {
         let mut patterns = vec![];
-        let mut trunks = BTreeSet::new();
+        let mut fixed_folders = BTreeSet::new();
         for text in &self.files {
             // A pattern that cannot be used was refused when the definition was read; it would match nothing.
             if let Ok(pattern) = Pattern::with_dots(text) {
                 patterns.push(pattern);
-                trunks.insert(trunk(text));
+                fixed_folders.insert(fixed_folder(text));
             }
         }
         let is_inside = |path: &String, folder: &String| folder != path && below(path, folder).is_some();
-        let is_outermost = |path: &&String| !trunks.iter().any(|folder| is_inside(path, folder));
-        let roots = trunks.iter().filter(is_outermost).cloned().collect();
+        let is_outermost = |path: &&String| !fixed_folders.iter().any(|folder| is_inside(path, folder));
+        let roots = fixed_folders.iter().filter(is_outermost).cloned().collect();
         ReadableFiles { patterns, roots }
     }
 

@@ -123,42 +123,42 @@ struct Given {
     #[serde(default)]
     scope: DecisionScope,
     #[serde(default, rename = "for")]
-    covers: Option<Covers>,
+    covers: Option<CoveredCalls>,
 }
 
 /// The calls that a decision covers: those with the same arguments, or with arguments that meet a condition.
 #[derive(Debug)]
-enum Covers {
+enum CoveredCalls {
     SameArguments,
     Condition(ArgumentCondition),
 }
 
-impl<'de> Deserialize<'de> for Covers {
+impl<'de> Deserialize<'de> for CoveredCalls {
     /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct CoversVisitor;
 
         impl<'de> Visitor<'de> for CoversVisitor {
-            type Value = Covers;
+            type Value = CoveredCalls;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 write!(f, "`{SAME_ARGUMENTS}` or a condition on the arguments")
             }
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Covers, E> {
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<CoveredCalls, E> {
                 match text {
-                    SAME_ARGUMENTS => Ok(Covers::SameArguments),
+                    SAME_ARGUMENTS => Ok(CoveredCalls::SameArguments),
                     _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
                 }
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Covers, A::Error> {
-                ArgumentCondition::deserialize(MapAccessDeserializer::new(map)).map(Covers::Condition)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CoveredCalls, A::Error> {
+                ArgumentCondition::deserialize(MapAccessDeserializer::new(map)).map(CoveredCalls::Condition)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Covers, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<CoveredCalls, A::Error> {
                 let list = serde::de::value::SeqAccessDeserializer::new(list);
-                ArgumentCondition::deserialize(list).map(Covers::Condition)
+                ArgumentCondition::deserialize(list).map(CoveredCalls::Condition)
             }
         }
 
@@ -204,11 +204,11 @@ fn one_to_remember(field: &str, request: &Value, decision: &Value) -> Result<Opt
         let reason = "`thread` is for `approve` and `reject`; another decision is about one call";
         return Err(Invalid::new(format!("{field}.scope"), reason));
     }
-    let exact = matches!(given.covers, Some(Covers::SameArguments));
+    let exact = matches!(given.covers, Some(CoveredCalls::SameArguments));
     let condition = match given.covers {
         None => None,
-        Some(Covers::Condition(condition)) => Some(condition),
-        Some(Covers::SameArguments) => {
+        Some(CoveredCalls::Condition(condition)) => Some(condition),
+        Some(CoveredCalls::SameArguments) => {
             let args = request.get("args").and_then(Value::as_object);
             Some(ArgumentCondition::same_as(args.unwrap_or(&Map::new())))
         }

@@ -28,7 +28,7 @@ const CAPACITY: usize = 1024;
 /// it has room for twice as many, see [`CAPACITY`].
 const WAKE_EVERY: i64 = 512;
 /// The time for which readers rely on the process that has sent the last chunk, instead of polling the database.
-const RELIANCE: Duration = Duration::from_secs(2);
+const POLLING_PAUSE: Duration = Duration::from_secs(2);
 
 /// The newest part of one thread's log.
 pub struct ThreadLog {
@@ -305,7 +305,7 @@ impl ThreadLog {
     /// does.
     pub(super) fn reliance(&self) -> Option<Duration> {
         let followed = self.ring().followed?;
-        let left = RELIANCE.checked_sub(followed.elapsed())?;
+        let left = POLLING_PAUSE.checked_sub(followed.elapsed())?;
         (!left.is_zero()).then_some(left)
     }
 

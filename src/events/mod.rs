@@ -156,7 +156,7 @@ impl Events {
         let until = self.log(thread).newest();
         let read = self.db.read(move |tx| {
             Box::pin(async move {
-                let until = until_of(tx, thread, until).await?;
+                let until = readable_until(tx, thread, until).await?;
                 let newest = db::checkpoints::newest_state(tx, thread, Lane::Main).await?;
                 let left = newest.map_or_else(MessageList::default, |newest| newest.messages.without_messages());
                 let runs = match left.has_gaps() {
@@ -185,7 +185,7 @@ impl Events {
         let until = self.log(thread).newest();
         let read = self.db.read(move |tx| {
             Box::pin(async move {
-                let until = until_of(tx, thread, until).await?;
+                let until = readable_until(tx, thread, until).await?;
                 let begun = db::runs::begun_by(tx, thread, seq).await?;
                 let after = begun.map_or(0, |(_, first)| first - 1);
                 let left = MessageList::default();
@@ -310,7 +310,7 @@ impl Events {
 }
 
 /// The number up to which all events of a thread can be read: the one that memory knows, or else that of the database.
-async fn until_of(tx: &mut Tx<'_>, thread: ThreadId, known: Option<i64>) -> DbResult<i64> {
+async fn readable_until(tx: &mut Tx<'_>, thread: ThreadId, known: Option<i64>) -> DbResult<i64> {
     match known {
         Some(known) => Ok(known),
         None => db::checkpoints::max_seq(tx, thread).await,

@@ -102,8 +102,8 @@ impl OpenAnswer {
         self.next = self.next.saturating_add(1);
     }
 
-    /// Returns the pieces, numbered so that the last one has the number of the last piece that is joined to it: readers
-    /// expect the piece after it next.
+    /// Returns the pieces with their numbers. Joined pieces are counted backwards from the newest number, because readers
+    /// expect the number after it next.
     fn into_pieces(self) -> impl Iterator<Item = Arc<Event>> {
         let count = u32::try_from(self.pieces.len()).unwrap_or(u32::MAX);
         let first = self.next.saturating_sub(count);

@@ -35,7 +35,7 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>) -> JsonRe
 /// Revokes a remembered decision. The next such call is asked about again.
 #[utoipa::path(delete, path = "/threads/{thread_id}/approvals/{approval_id}", tag = "Approvals", params(ApprovalPath),
     responses((status = 204, description = "Revoked"),
-        (status = 403, description = "The decision is for others to revoke", body = ErrorBody),
+        (status = 403, description = "The caller may not revoke the decision", body = ErrorBody),
         (status = 404, description = "Remembered decision not found", body = ErrorBody)))]
 pub(super) async fn revoke(api: Api, ApiPath(path): ApiPath<ApprovalPath>) -> Result<StatusCode, ApiError> {
     let caller = Arc::clone(&api.caller);

@@ -26,9 +26,9 @@ use crate::events::Events;
 /// The unit of the budget, in bytes.
 const UNIT: usize = 1024;
 
-/// The largest cost of a body that does not count for its user if it arrives as one piece, in bytes: it is there already,
-/// and most requests need not look for their user.
-const QUICK: usize = 16 * 1024;
+/// The largest cost of a body that is not counted for its user if it arrives in one piece, in bytes. Most requests are that
+/// small, and save the search for their user.
+const UNCOUNTED_BODY_BYTES: usize = 16 * 1024;
 
 /// The longest time that a body waits for its share of the budget.
 const BUDGET_WAIT: Duration = Duration::from_secs(1);
@@ -70,7 +70,8 @@ pub(super) struct BodyReader {
     budget: Arc<Semaphore>,
     /// The size of the budget in units.
     units: u32,
-    /// The parts that single users may take: a half, or one body if that is more. [Quick](QUICK) bodies take no part.
+    /// The parts that single users may take: a half, or one body if that is more. [Small](UNCOUNTED_BODY_BYTES) bodies take
+    /// no part.
     of_users: Arc<UserBudgets>,
     events: Events,
 }
@@ -120,7 +121,11 @@ impl BodyReader {
     /// If the budget, or the part of the caller, is exhausted for [`BUDGET_WAIT`].
     pub(super) async fn reserve(&self, caller: &Identity, command: &[u8]) -> Result<BudgetShare, ApiError> {
         let cost = command.len() + count_values(command) * VALUE_BYTES;
-        let of_user = if cost > QUICK { self.of_users.of(caller) } else { None };
+        let of_user = if cost > UNCOUNTED_BODY_BYTES {
+            self.of_users.of(caller)
+        } else {
+            None
+        };
         let mut share = BudgetShare {
             of_user: of_user.map(UserShare::new),
             ..BudgetShare::default()
@@ -183,7 +188,7 @@ impl BodyReader {
             }
             values += count_values(&piece);
             let cost = length + values * VALUE_BYTES;
-            let is_quick = cost <= QUICK && whole == u64::try_from(length).ok();
+            let is_quick = cost <= UNCOUNTED_BODY_BYTES && whole == u64::try_from(length).ok();
             if share.of_user.is_none() && !is_quick {
                 let of_user = caller.and_then(|caller| self.of_users.of(caller));
                 share.of_user = of_user.map(UserShare::new);

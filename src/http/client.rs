@@ -54,7 +54,7 @@ impl ClientId {
     /// The client that sent the request with these extensions. A request without a connection comes from this process.
     pub fn of(extensions: &Extensions) -> Self {
         let identity = extensions.get::<Arc<Identity>>();
-        if let Some(identity) = identity.filter(|identity| identity.credential.is_proof()) {
+        if let Some(identity) = identity.filter(|identity| identity.credential.is_verified()) {
             return Self::of_owner(&Ownership::of(identity));
         }
         Self::at(peer_address(extensions).unwrap_or(Ipv4Addr::LOCALHOST.into()))

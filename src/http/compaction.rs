@@ -34,7 +34,7 @@ use crate::runtime::{AssistantRef, NewRun, Target};
 /// `__error__`, as a run that fails does.
 #[utoipa::path(post, path = "/threads/{thread_id}/compact", tag = "State", params(ThreadPath, KeyHeader),
     request_body = CompactionCreate,
-    responses((status = 200, description = "What was done", body = CompactionView),
+    responses((status = 200, description = "The outcome of the compaction", body = CompactionView),
         (status = 404, description = "Thread not found", body = ErrorBody),
         (status = 409, description = "The thread has active runs", body = ErrorBody),
         (status = 422, description = "No agent has worked on the thread, or its conversation is not summarised",

@@ -39,7 +39,7 @@ use super::{AppState, TABLE};
     components(schemas(ErrorBody)),
     tags(
         (name = "Server", description = "The server itself: health, version, metrics"),
-        (name = "Access", description = "Who calls, API keys, the audit, and the data of users"),
+        (name = "Access", description = "The caller, API keys, the audit, and the data of users"),
         (name = "Assistants", description = "Agent definitions with settings, which clients run"),
         (name = "Agents", description = "Agent definitions: from files, or created by clients"),
         (name = "Threads", description = "Conversations with an assistant"),
@@ -49,7 +49,7 @@ use super::{AppState, TABLE};
         (name = "Crons", description = "Schedules that start runs"),
         (name = "Webhooks", description = "Deliveries of webhooks that report the end of runs"),
         (name = "Approvals", description = "Interrupts: questions to a human, and their answers"),
-        (name = "Calls", description = "What a tool reads of the run that calls it, with the token of the call"),
+        (name = "Calls", description = "The data of a run that its tools may read, with the token of a call"),
         (name = "MCP", description = "The MCP server: agents as tools of MCP clients"),
         (name = "Store", description = "The Store: items in namespaces that outlive threads"),
     )

@@ -111,7 +111,7 @@ fn id_text(id: &HeaderValue) -> &str {
 /// Returns the caller whom the response names, if the request proved one.
 fn caller(extensions: &Extensions) -> Option<Arc<Identity>> {
     let caller = extensions.get::<Arc<Identity>>();
-    caller.filter(|caller| caller.credential.is_proof()).cloned()
+    caller.filter(|caller| caller.credential.is_verified()).cloned()
 }
 
 /// Returns the span of the caller, if the headers name one.

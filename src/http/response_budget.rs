@@ -190,8 +190,8 @@ impl LargeResponses {
 
 /// A response that is being sent.
 trait Sending: Send + Sync {
-    /// Returns the units that the response holds if its client takes it too slowly and, if the part of a user is given, it is
-    /// of that user; otherwise 0.
+    /// Returns the units of the response if its client reads too slowly, otherwise 0. With `user`, responses to other users
+    /// have 0, too.
     fn slow_units(&self, now: Instant, user: Option<&Arc<Semaphore>>) -> usize;
 
     /// Drops the rest of the response and frees its memory. The connection is aborted when the client goes on reading.

@@ -36,7 +36,7 @@ impl UserBudgets {
 
     /// Returns the part of a caller; none for one without authentication.
     pub(super) fn of(&self, caller: &Identity) -> Option<Arc<Semaphore>> {
-        if !caller.credential.is_proof() {
+        if !caller.credential.is_verified() {
             return None;
         }
         let user = Ownership::of(caller);

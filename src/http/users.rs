@@ -45,7 +45,7 @@ pub(super) async fn export(api: Api, ApiPath(path): ApiPath<UserPath>, client: C
 #[utoipa::path(delete, path = "/users/{user_id}", tag = "Access",
     params(UserPath, ("audit" = Option<bool>, Query,
         description = "True to delete the user's entries of the audit, too, except those about deleted users and about API keys")),
-    responses((status = 200, description = "What was deleted", body = ErasedView),
+    responses((status = 200, description = "The numbers of deleted rows", body = ErasedView),
         (status = 409, description = "The server runs without authentication", body = ErrorBody)))]
 pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<UserPath>, params: Params) -> JsonResult<ErasedView> {
     let owner = owner(&api, &path)?;

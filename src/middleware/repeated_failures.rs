@@ -15,7 +15,7 @@ use super::{Middleware, ModelAnswer, NextModel};
 use crate::definition::builtins;
 use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;
-use crate::domain::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus, answered_calls};
+use crate::domain::message::{Content, InvalidToolCall, Message, Role, ToolCall, answered_calls};
 use crate::domain::message_list::MessageList;
 use crate::domain::state::State;
 use crate::model::ModelRequest;
@@ -62,7 +62,7 @@ impl Middleware for RepeatedFailures {
         let mut results = answer.writes.messages.iter_mut();
         let result = results.find(|message| message.answers() == Some(call.id.as_str()));
         // A turn may have thousands of calls, and they are compared only for one that has failed.
-        if let Some(result) = result.filter(|result| is_error(result))
+        if let Some(result) = result.filter(|result| result.is_error_result())
             && self.is_due(state, call)
         {
             add_text(&mut Arc::make_mut(result).content, &notice(&call.name, self.limit));
@@ -154,14 +154,14 @@ impl<'a> Turn<'a> {
         let same = |other: &&ToolCall| other.name == call.name && other.args == call.args;
         let failed = |other: &ToolCall| {
             let mut results = self.results.iter();
-            results.any(|message| message.answers() == Some(other.id.as_str()) && is_error(message))
+            results.any(|message| message.answers() == Some(other.id.as_str()) && message.is_error_result())
         };
         self.answer.tool_calls().iter().filter(same).any(failed)
     }
 
     /// Returns the calls that failed.
     fn failed(&self) -> HashSet<CallKey<'a>> {
-        let errors = self.results.iter().filter(|message| is_error(message));
+        let errors = self.results.iter().filter(|message| message.is_error_result());
         let ids = answered_calls(errors);
         let calls = self.answer.tool_calls().iter();
         calls
@@ -191,16 +191,6 @@ fn turns(messages: &[Arc<Message>]) -> impl Iterator<Item = Turn<'_>> {
     })
 }
 
-fn is_error(message: &Message) -> bool {
-    matches!(
-        message.role,
-        Role::Tool {
-            status: ToolStatus::Error,
-            ..
-        }
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
@@ -208,6 +198,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::domain::message::ToolStatus;
     use crate::domain::time::Timestamp;
 
     fn call(id: &str, path: &str) -> ToolCall {

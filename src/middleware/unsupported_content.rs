@@ -74,7 +74,7 @@ impl UnsupportedContent {
     }
 
     /// Returns the messages with placeholders for the blocks that cannot be sent.
-    fn shown(&self, messages: &[Arc<Message>], refused: &BTreeMap<String, String>) -> Vec<Arc<Message>> {
+    fn with_placeholders(&self, messages: &[Arc<Message>], refused: &BTreeMap<String, String>) -> Vec<Arc<Message>> {
         let all = messages.iter();
         all.map(|message| replaced(message, |block| self.reason(message, block, refused)))
             .collect()
@@ -93,7 +93,7 @@ impl Middleware for UnsupportedContent {
         if !request.messages.iter().any(has_blocks) {
             return next.ask(request).await;
         }
-        request.messages = self.shown(&request.messages, &refused);
+        request.messages = self.with_placeholders(&request.messages, &refused);
         let groups = [new_media(&request.messages), earlier_files(&request.messages)];
         if groups.iter().all(Vec::is_empty) {
             return next.ask(request).await;

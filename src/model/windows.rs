@@ -4,7 +4,7 @@
 //! the configuration can give it one. A later version of a listed model is another model, whose window is not known.
 
 /// The window that is assumed of a model whose window is not known, in tokens.
-pub const ASSUMED: u64 = 200_000;
+pub const DEFAULT_WINDOW: u64 = 200_000;
 
 /// The beginnings of model names with their windows, in tokens; points are dashes. The first one that fits counts.
 const WINDOWS: [(&str, u64); 97] = [

@@ -36,7 +36,7 @@ impl ActiveRun {
 
     /// Stops the work on the run in this process, which has lost the run: another one goes on with it, and with what was begun
     /// for it elsewhere.
-    fn lose(&self) {
+    fn stop_as_lost(&self) {
         self.leave.cancel();
         self.stop.cancel();
     }
@@ -49,7 +49,7 @@ impl ActiveRuns {
     pub(super) fn register(&self, run: RunId, new: ActiveRun) -> Option<ActiveRun> {
         let mut runs = self.runs();
         if let Some(old) = runs.get(&run) {
-            old.lose();
+            old.stop_as_lost();
             return Some(new);
         }
         runs.insert(run, new);
@@ -58,7 +58,7 @@ impl ActiveRuns {
 
     /// Registers a run that [`Self::register`] has returned, once the loop of its earlier claim has ended.
     pub(super) async fn register_later(&self, run: RunId, new: ActiveRun) {
-        self.at_rest(|other| other == run).await;
+        self.wait_until_ended(|other| other == run).await;
         self.runs().insert(run, new);
     }
 
@@ -80,10 +80,10 @@ impl ActiveRuns {
     }
 
     /// Stops all runs, because this process has lost them. Returns the number of those that were not stopped before.
-    pub(super) fn lose_all(&self) -> usize {
+    pub(super) fn stop_all_as_lost(&self) -> usize {
         let mut lost = 0;
         for active in self.runs().values().filter(|active| !active.stop.is_cancelled()) {
-            active.lose();
+            active.stop_as_lost();
             lost += 1;
         }
         lost
@@ -105,7 +105,7 @@ impl ActiveRuns {
     }
 
     /// Waits until none of these runs is at work in this process.
-    pub(super) async fn at_rest(&self, concerns: impl Fn(RunId) -> bool) {
+    pub(super) async fn wait_until_ended(&self, concerns: impl Fn(RunId) -> bool) {
         loop {
             let mut removed = std::pin::pin!(self.removed.notified());
             // Registered before the check: a run that ends right after the check would be missed otherwise.
@@ -166,8 +166,8 @@ mod tests {
         let runs = ActiveRuns::default();
         runs.register(RunId::mint(), active(&CancellationToken::new()));
         runs.register(RunId::mint(), active(&CancellationToken::new()));
-        assert_eq!(runs.lose_all(), 2);
-        assert_eq!(runs.lose_all(), 0);
+        assert_eq!(runs.stop_all_as_lost(), 2);
+        assert_eq!(runs.stop_all_as_lost(), 0);
         assert_eq!(runs.count(), 2, "their loops have not ended yet");
     }
 }

@@ -174,7 +174,7 @@ impl Admission {
                 .begin_admitted(claim, continued, slot.and_then(TakenSlot::into_permit));
         } else {
             drop(slot);
-            self.dispatcher.has_queued();
+            self.dispatcher.wake_for_queued();
         }
         if let Some((old, action)) = admitted.displaced {
             self.dispatcher.stop(old, action);
@@ -218,7 +218,7 @@ impl Drop for TakenSlot {
     fn drop(&mut self) {
         if let Some(permit) = self.permit.take() {
             drop(permit);
-            self.dispatcher.slot_is_free();
+            self.dispatcher.wake_for_slot();
         }
     }
 }

@@ -395,7 +395,7 @@ impl NodeInput {
         {
             return Ok(true);
         }
-        self.is_heard(tx, thread, head).await
+        self.is_on_thread(tx, thread, head).await
     }
 
     /// Returns whether the turn that has stopped at `head` is that of this node.
@@ -409,13 +409,13 @@ impl NodeInput {
         match self.is_of_node_of(&last) {
             Some(true) | None => Ok(true),
             // In a program that has branched off, the same node has another task.
-            Some(false) if self.has_name_of_node_of(&last) => self.is_heard(tx, thread, head).await,
+            Some(false) if self.has_name_of_node_of(&last) => self.is_on_thread(tx, thread, head).await,
             Some(false) => Ok(false),
         }
     }
 
     /// Returns whether the messages of the input are on the thread, whose newest checkpoint is `head`.
-    async fn is_heard(&self, tx: &mut Tx<'_>, thread: ThreadId, head: Option<Head>) -> DbResult<bool> {
+    async fn is_on_thread(&self, tx: &mut Tx<'_>, thread: ThreadId, head: Option<Head>) -> DbResult<bool> {
         let (machine, _) = db::checkpoints::machine_of(tx, thread, head).await?;
         Ok(self.is_in(&machine.state))
     }

@@ -11,7 +11,7 @@ use super::retry::write_while_busy;
 use super::run_context::RunContext;
 use super::runs::Runs;
 use super::shared::Core;
-use super::undo::{Undone, undo};
+use super::undo::{UndoOutcome, undo};
 use super::withdraw::withdraw;
 use super::{ledger, log_lines};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
@@ -162,7 +162,7 @@ impl Dispatcher {
 
     /// Stops the runs of background tasks that were undone, and wakes the jobs that cancel the work of the others on
     /// their servers.
-    fn stop_undone(&self, undone: &Undone) {
+    fn stop_undone(&self, undone: &UndoOutcome) {
         for run in &undone.stopped {
             self.stop(*run, CancelAction::Rollback);
         }

@@ -12,7 +12,7 @@ use crate::domain::id::RunId;
 pub(super) struct Children(Mutex<HashMap<RunId, Arc<CancellationToken>>>);
 
 /// A subagent's run among those at work, for as long as this is held.
-pub(super) struct AtWork {
+pub(super) struct RegisteredChild {
     among: Arc<Children>,
     run: RunId,
     stop: Arc<CancellationToken>,
@@ -20,10 +20,10 @@ pub(super) struct AtWork {
 
 impl Children {
     /// Registers a run that is, or is about to be, at work. It can be cancelled from now on.
-    pub(super) fn register(self: &Arc<Self>, run: RunId, stop: CancellationToken) -> AtWork {
+    pub(super) fn register(self: &Arc<Self>, run: RunId, stop: CancellationToken) -> RegisteredChild {
         let stop = Arc::new(stop);
         self.all().insert(run, Arc::clone(&stop));
-        AtWork {
+        RegisteredChild {
             among: Arc::clone(self),
             run,
             stop,
@@ -45,14 +45,14 @@ impl Children {
     }
 }
 
-impl AtWork {
+impl RegisteredChild {
     /// Returns the token that cancels the run.
     pub(super) fn stop(&self) -> &CancellationToken {
         &self.stop
     }
 }
 
-impl Drop for AtWork {
+impl Drop for RegisteredChild {
     fn drop(&mut self) {
         let mut all = self.among.all();
         // Another loop may have taken up the run again, so the entry may be that of the other loop.

@@ -173,8 +173,8 @@ async fn check_cron(
     }
 }
 
-/// Returns whether a change gives runs a priority that the cron did not give them before: a higher one, or that of the cron to
-/// other runs, or to more of them. The owner of a cron may have no right to that, and may stop the cron all the same.
+/// Returns whether a change needs the right to set priorities: a higher priority, or the priority of the cron for other or
+/// more runs. Without that right the owner of a cron may still stop the cron.
 fn prioritises_more(old: &Cron, new: &Cron) -> bool {
     if new.request.priority > old.request.priority {
         return true;

@@ -44,7 +44,7 @@ impl Runs {
         });
         let has_ended_now = write.await?;
         if has_ended_now {
-            self.dispatcher.has_queued();
+            self.dispatcher.wake_for_queued();
             self.core.jobs.discover();
         }
         Ok(())

@@ -20,7 +20,7 @@ use super::shared::parts::RuntimeParts;
 use super::store::Store;
 use super::subagent_usage::SubagentUsage;
 use super::trace;
-use super::turns::QueueLook;
+use super::turns::QueueOutcome;
 use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
 use crate::db::{self, DbResult, warn_of};
@@ -77,7 +77,7 @@ pub(super) struct Dispatcher {
     /// The state of the queue, by which the end of a run causes a look at it or not.
     queue: QueueState,
     /// True when other processes use the same database.
-    pub(super) has_company: AtomicBool,
+    pub(super) has_other_workers: AtomicBool,
     /// True when another process has given a run back, so that the next look finds it.
     pub(super) has_orphans: AtomicBool,
     /// The claims of this process that may be stored without an answer.
@@ -106,7 +106,7 @@ impl Dispatcher {
             children: Arc::default(),
             parked: Arc::default(),
             queue: QueueState::default(),
-            has_company: AtomicBool::new(false),
+            has_other_workers: AtomicBool::new(false),
             has_orphans: AtomicBool::new(false),
             uncertain_claims: Arc::default(),
             lease_released: tokio::sync::Mutex::new(false),
@@ -160,7 +160,7 @@ impl Dispatcher {
         if self.uncertain_claims.are_any() {
             return SECOND_LOOK;
         }
-        match self.has_company.load(Ordering::Acquire) {
+        match self.has_other_workers.load(Ordering::Acquire) {
             true => POLL,
             false => self.core.longest_sleep(),
         }
@@ -183,7 +183,7 @@ impl Dispatcher {
     }
 
     /// Marks that a run is queued, and wakes the dispatch loop.
-    pub(super) fn has_queued(&self) {
+    pub(super) fn wake_for_queued(&self) {
         self.queue.note_queued();
         self.wakeup.notify_one();
     }
@@ -195,10 +195,10 @@ impl Dispatcher {
         self.core.jobs.discover();
     }
 
-    /// Wakes the dispatch loop when a slot is free, after the end of a run or because none has started in it: the loop may have
-    /// found all of them taken, or runs that wait for that one, or the run was given back. If the last look has found that no
-    /// run is queued, none follows: whoever queues a run wakes the loop, on Postgres by a notification.
-    pub(super) fn slot_is_free(&self) {
+    /// Wakes the dispatch loop when the slot of a run is free: a run may wait for a slot, or for the end of that run. The loop is
+    /// not woken if its last look has found no queued run: each run that is queued later wakes the loop, on Postgres by a
+    /// notification.
+    pub(super) fn wake_for_slot(&self) {
         let may_be_queued = self.queue.note_free_slot();
         if may_be_queued || self.has_orphans.load(Ordering::Acquire) {
             self.wakeup.notify_one();
@@ -262,14 +262,14 @@ impl Dispatcher {
                 self.uncertain_claims.note(error);
             })?;
             let claim = match looked {
-                QueueLook::Empty => return Ok(None),
-                QueueLook::Waiting(next) => {
+                QueueOutcome::Empty => return Ok(None),
+                QueueOutcome::Waiting(next) => {
                     if self.queue.note_waiting() {
                         self.wakeup.notify_one();
                     }
                     return Ok(next);
                 }
-                QueueLook::Claimed(claim) => claim,
+                QueueOutcome::Claimed(claim) => claim,
             };
             self.queue.note_queued();
             self.begin(*claim, true, Some(permit));
@@ -338,7 +338,7 @@ impl Dispatcher {
             ownership,
             fence,
             crashes,
-            has_company: self.has_company.load(Ordering::Acquire),
+            has_other_workers: self.has_other_workers.load(Ordering::Acquire),
             turns: CommitOrder::default(),
             children: Arc::clone(&self.children),
             parked: Arc::clone(&self.parked),

@@ -125,7 +125,7 @@ impl From<db::DbError> for BatchError {
 #[derive(Debug, thiserror::Error)]
 pub enum CancelError {
     /// The run does not exist.
-    #[error("there is no such run")]
+    #[error("run not found")]
     NoRun,
     /// The run is over.
     #[error("the run is over")]
@@ -142,7 +142,7 @@ pub enum CancelError {
 #[derive(Debug, thiserror::Error)]
 pub enum DeleteRunError {
     /// The run does not exist, or is the run of a subagent.
-    #[error("there is no such run")]
+    #[error("run not found")]
     NoRun,
     /// An interrupt of the run, or of a run below it, waits for an answer.
     #[error("the interrupt {0} of the run waits for an answer")]
@@ -159,7 +159,7 @@ pub enum DeleteRunError {
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The interrupt does not exist.
-    #[error("there is no such interrupt")]
+    #[error("interrupt not found")]
     NoInterrupt,
     /// The assistant that asked was deleted, or its definition is not configured any more.
     #[error("the agent that asked is gone")]
@@ -194,7 +194,7 @@ pub enum ResolveError {
 #[derive(Debug, thiserror::Error)]
 pub enum RevokeError {
     /// The thread has no such decision.
-    #[error("there is no such decision")]
+    #[error("remembered decision not found")]
     NoDecision,
     /// The decision is one of these approvers.
     #[error("the decision is for {0} to revoke")]
@@ -251,7 +251,7 @@ impl From<db::DbError> for CreateThreadError {
 #[derive(Debug, thiserror::Error)]
 pub enum CronError {
     /// The cron does not exist.
-    #[error("there is no such cron")]
+    #[error("cron not found")]
     NoCron,
     /// The thread does not exist.
     #[error("there is no thread {0}")]

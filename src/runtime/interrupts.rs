@@ -41,7 +41,7 @@ use answer::MatchedAnswer;
 pub use branches::open_interrupts;
 
 pub(super) use answer::NOT_OPEN;
-pub(super) use approvers::{check_answers, check_way, goes_around, record_attempt};
+pub(super) use approvers::{bypasses_interrupts, check_answers, check_way, record_attempt};
 pub(super) use branches::{LaterOpen, can_be_answered, hold_messages, open_at, place_of};
 pub(super) use deliver::{AnswerDelivery, Delivered, DeliveredEnd, deliver, is_late, waiting_agents};
 pub(super) use expire::{drop_for_end, drop_for_input, drop_for_update, drop_of_subagents};

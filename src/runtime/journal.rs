@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::children::AtWork;
+use super::children::RegisteredChild;
 use super::retry::{WHILE_UNAVAILABLE, retry_until_available};
 use super::run_context::{RunContext, exit_reason_of};
 use super::{interrupts, log_lines};
@@ -70,7 +70,7 @@ pub(super) struct LaneJournal {
     /// True once the end of the agent is stored, and before its run is.
     ended: AtomicBool,
     /// Its entry among the subagents at work; the main agent has none.
-    _at_work: Option<AtWork>,
+    _at_work: Option<RegisteredChild>,
 }
 
 impl LaneJournal {
@@ -117,8 +117,8 @@ impl LaneJournal {
         }
     }
 
-    /// Leaves out of the interrupts that are repeated those that are not open any more: the answer to one may have come
-    /// while the run was at work, and be that of the next run.
+    /// Removes interrupts that are no longer open from the interrupts that a step repeats. An answer for the next run may
+    /// have come while this run was at work.
     async fn without_resolved(&self, mut notes: Vec<PendingWrite>) -> DbResult<Vec<PendingWrite>> {
         let thread = self.run_context.run.thread;
         let read = || {
@@ -252,7 +252,7 @@ impl LaneJournal {
         *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Usage::default();
     }
 
-    /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
+    /// Writes a batch. An earlier attempt may have stored the batch already; `before` has the numbers of these attempts.
     async fn write(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
         let written = self.write_once(Arc::clone(&batch), before.clone()).await;
         // Either the row of the run is not as this process left it, or the thread may have queued messages. Nothing of the first
@@ -282,7 +282,7 @@ impl LaneJournal {
         let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
                 let written = write_batch(tx, &run_context, lane, &batch, turn, &before).await?;
-                if matches!(written, CommitOutcome::Now) && run_context.has_company && ends {
+                if matches!(written, CommitOutcome::Now) && run_context.has_other_workers && ends {
                     db::notifications::notify(tx, db::Notification::Ended(run_context.run.thread)).await?;
                     if stops {
                         db::notifications::notify(tx, db::Notification::Queue).await?;

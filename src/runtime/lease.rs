@@ -15,7 +15,7 @@ use crate::db::{self, DbError, DbResult, Engine, Notification, SessionLock, warn
 use crate::domain::id::RunId;
 
 /// The pause after a renewal that failed: the others must not miss this process when the database is back.
-const SOON: Duration = Duration::from_millis(200);
+const RENEWAL_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 impl Dispatcher {
     /// Takes the lease of this process, so that its claims hold. Runs that an earlier process left are due again.
@@ -31,10 +31,10 @@ impl Dispatcher {
                     db::workers::retire_all(tx).await?;
                 }
                 db::workers::renew_lease(tx, id, lease, session_lock).await?;
-                db::workers::has_company(tx, id).await
+                db::workers::has_other_workers(tx, id).await
             })
         });
-        self.has_company.store(write.await?, Ordering::Release);
+        self.has_other_workers.store(write.await?, Ordering::Release);
         Ok(())
     }
 
@@ -63,8 +63,8 @@ impl Dispatcher {
     pub(super) async fn run_lease_loop(self: Arc<Self>) {
         let left = async {
             self.core.shutdown.soft().cancelled().await;
-            self.active.at_rest(|_| true).await;
-            self.core.jobs.at_rest().await;
+            self.active.wait_until_ended(|_| true).await;
+            self.core.jobs.wait_until_idle().await;
         };
         tokio::select! {
             () = self.renew_repeatedly() => {}
@@ -104,7 +104,7 @@ impl Dispatcher {
                         true => tracing::debug!(%error, "could not renew the lease"),
                         false => warn_of!(error, "could not renew the lease"),
                     }
-                    pause = self.heartbeat.min(SOON);
+                    pause = self.heartbeat.min(RENEWAL_RETRY_PAUSE);
                     self.stop_without_lease(good_until);
                 }
             }
@@ -117,7 +117,7 @@ impl Dispatcher {
         if self.is_alone() || Instant::now() < good_until {
             return;
         }
-        let stopped = self.active.lose_all();
+        let stopped = self.active.stop_all_as_lost();
         if stopped > 0 {
             tracing::info!(
                 runs = stopped,
@@ -156,14 +156,14 @@ impl Dispatcher {
             Box::pin(async move {
                 db::workers::renew_lease(tx, id, lease, session_lock).await?;
                 DbResult::Ok((
-                    db::workers::has_company(tx, id).await?,
+                    db::workers::has_other_workers(tx, id).await?,
                     db::runs::cancels_of(tx, id).await?,
                 ))
             })
         });
         let written = timeout_at(deadline, write).await;
-        let (has_company, cancels) = written.unwrap_or_else(|_| Err(DbError::late()))?;
-        if self.has_company.swap(has_company, Ordering::AcqRel) != has_company {
+        let (has_other_workers, cancels) = written.unwrap_or_else(|_| Err(DbError::late()))?;
+        if self.has_other_workers.swap(has_other_workers, Ordering::AcqRel) != has_other_workers {
             // A process that has ended may have left runs, and one that has started may leave some.
             self.look_for_orphans();
         }
@@ -234,7 +234,7 @@ impl Dispatcher {
                     self.stop(run, CancelAction::from_word(&word));
                 }
             }
-            Err(error) => warn_of!(error, "could not look which runs shall stop"),
+            Err(error) => warn_of!(error, "could not read which runs are to be cancelled"),
         }
     }
 }

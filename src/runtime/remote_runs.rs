@@ -68,6 +68,6 @@ pub(super) async fn insert_remote_run_of_main(
         .db
         .write(move |tx| Box::pin(async move { db::remote_runs::insert(tx, &work).await }));
     write.await?;
-    run_context.core.jobs.has_tasks();
+    run_context.core.jobs.note_task();
     Ok(())
 }

@@ -33,7 +33,7 @@ pub(super) struct RunContext {
     /// The number of crashes since the run last made progress.
     pub(super) crashes: u32,
     /// True when other processes use the same database and may have readers of the run.
-    pub(super) has_company: bool,
+    pub(super) has_other_workers: bool,
     /// The order of commits.
     pub(super) turns: CommitOrder,
     /// The subagents at work in this process.

@@ -148,14 +148,14 @@ impl Runs {
             }
         };
         let runs = retry_while_busy(attempt).await?;
-        self.dispatcher.has_queued();
+        self.dispatcher.wake_for_queued();
         Ok(runs)
     }
 
     /// Waits until no run and no job is at work in this process.
-    pub async fn rest(&self) {
-        self.dispatcher.active.at_rest(|_| true).await;
-        self.core.jobs.at_rest().await;
+    pub async fn wait_until_idle(&self) {
+        self.dispatcher.active.wait_until_ended(|_| true).await;
+        self.core.jobs.wait_until_idle().await;
     }
 
     /// Releases the lease, so that another process may continue the unfinished runs at once.
@@ -196,7 +196,7 @@ impl Runs {
             Err(CancelError::Fault(error)) => return Err(error),
         }
         let id = run.id;
-        self.dispatcher.active.at_rest(|other| other == id).await;
+        self.dispatcher.active.wait_until_ended(|other| other == id).await;
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::shared::Core;
-use crate::db::stored_bytes::{self, StoredBy};
+use crate::db::stored_bytes::{self, StorageOwner};
 use crate::db::{DbError, DbResult, RowAccess};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, QuotaLevel};
@@ -50,7 +50,7 @@ pub(super) fn check(core: &Arc<Core>, owner: &Ownership) -> Result<(), QuotaReac
         }
         let (bytes, is_due) = core.stored.last_sum(applied.subject, core.clock.now());
         if is_due {
-            let by = StoredBy {
+            let by = StorageOwner {
                 tenant: owner.tenant.clone(),
                 owner: (applied.level == QuotaLevel::User).then(|| owner.owner.clone()),
             };
@@ -61,7 +61,7 @@ pub(super) fn check(core: &Arc<Core>, owner: &Ownership) -> Result<(), QuotaReac
     Ok(())
 }
 
-fn start_measuring(core: &Arc<Core>, subject: String, by: StoredBy) {
+fn start_measuring(core: &Arc<Core>, subject: String, by: StorageOwner) {
     let core_of_task = Arc::clone(core);
     let access = RowAccess::Tenant(by.tenant.clone());
     let measuring = async move {
@@ -75,7 +75,7 @@ fn start_measuring(core: &Arc<Core>, subject: String, by: StoredBy) {
 }
 
 /// Measures what has changed, and returns the sum.
-async fn measure(core: &Core, by: StoredBy) -> DbResult<u64> {
+async fn measure(core: &Core, by: StorageOwner) -> DbResult<u64> {
     let now = core.clock.now();
     let wanted = by.clone();
     let read = core

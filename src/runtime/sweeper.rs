@@ -13,7 +13,7 @@ use crate::db::{self, DbError, DbResult};
 
 /// The time for which the thread of a stateless run stays after the end of the run: on a busy server the client that has
 /// started it may not read yet.
-const FOR_THE_FIRST_READER: Duration = Duration::from_secs(1);
+const STATELESS_THREAD_GRACE: Duration = Duration::from_secs(1);
 /// The same while there are other servers: a client that waits there reads from the database.
 const FOR_OTHER_SERVERS: Duration = Duration::from_secs(5);
 /// The longest that the thread stays for readers after that.
@@ -41,9 +41,9 @@ impl Dispatcher {
             return;
         }
         let soft = self.core.shutdown.soft();
-        let at_least = match run_context.has_company {
+        let at_least = match run_context.has_other_workers {
             true => FOR_OTHER_SERVERS,
-            false => FOR_THE_FIRST_READER,
+            false => STATELESS_THREAD_GRACE,
         };
         if soft.run_until_cancelled(sleep(at_least)).await.is_none() {
             // The sweeper deletes the thread when its TTL has ended, on any server.

@@ -41,9 +41,9 @@ struct LastTurns {
 
 /// The numbers of running runs, by tenant, user and key.
 #[derive(Debug, Default)]
-struct AtWork(HashMap<String, u64>);
+struct RunningCounts(HashMap<String, u64>);
 
-impl AtWork {
+impl RunningCounts {
     fn new(counted: &[(RunQueue, u64)]) -> Self {
         let mut sums: HashMap<String, u64> = HashMap::new();
         for (queue, count) in counted {
@@ -77,7 +77,7 @@ impl LastTurns {
     }
 
     /// Returns the places whose runs may begin, in the order of their turns.
-    fn order(&self, mut waiting: Vec<RunQueue>, at_work: &AtWork, quotas: &Quotas) -> Vec<RunQueue> {
+    fn order(&self, mut waiting: Vec<RunQueue>, at_work: &RunningCounts, quotas: &Quotas) -> Vec<RunQueue> {
         waiting.retain(|queue| at_work.allows(quotas, &queue.account));
         waiting.sort_by_cached_key(|queue| {
             let tenant = queue.account.subject(QuotaLevel::Tenant).unwrap_or_default();
@@ -134,10 +134,10 @@ impl Turns {
         quotas: &Quotas,
         worker: WorkerId,
         now: Timestamp,
-    ) -> DbResult<QueueLook> {
+    ) -> DbResult<QueueOutcome> {
         let waiting = self.find_waiting(tx).await?;
         if waiting.is_empty() {
-            return Ok(QueueLook::Empty);
+            return Ok(QueueOutcome::Empty);
         }
         let is_limited = |queue: &RunQueue| {
             let mut rules = quotas.rules_for(&queue.account);
@@ -148,8 +148,8 @@ impl Turns {
         }
         // A single place without a limit is next whatever is at work.
         let at_work = match waiting.as_slice() {
-            [only] if !is_limited(only) => AtWork::default(),
-            _ => AtWork::new(&db::runs::at_work_by_queue(tx).await?),
+            [only] if !is_limited(only) => RunningCounts::default(),
+            _ => RunningCounts::new(&db::runs::at_work_by_queue(tx).await?),
         };
         let order = self.lock().order(waiting, &at_work, quotas);
         for queue in order {
@@ -160,18 +160,18 @@ impl Turns {
             {
                 if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
                     self.lock().record(&queue.account);
-                    return Ok(QueueLook::Claimed(Box::new(claim)));
+                    return Ok(QueueOutcome::Claimed(Box::new(claim)));
                 }
                 // The run could not be read and was ended, or its thread is busy again.
                 passed = Some(run);
             }
         }
-        Ok(QueueLook::Waiting(db::runs::next_due_at(tx).await?))
+        Ok(QueueOutcome::Waiting(db::runs::next_due_at(tx).await?))
     }
 }
 
 /// The result of a look at the queue.
-pub(super) enum QueueLook {
+pub(super) enum QueueOutcome {
     /// No run is queued, due or not.
     Empty,
     /// Runs are queued, and none could be claimed. The next one whose thread is free for it is due at this time, which may have
@@ -203,7 +203,9 @@ mod tests {
         let quotas = Quotas::default();
         let mut given = vec![];
         for _ in 0..turns {
-            let next = last.order(waiting.to_vec(), &AtWork::default(), &quotas).remove(0);
+            let next = last
+                .order(waiting.to_vec(), &RunningCounts::default(), &quotas)
+                .remove(0);
             last.record(&next.account);
             given.push(next);
         }
@@ -222,7 +224,7 @@ mod tests {
     fn the_tenant_with_the_fewest_runs_at_work_is_next() {
         let acme = place("acme", "ann", 9);
         let other = place("other", "zoe", 0);
-        let at_work = AtWork::new(&[(place("acme", "bob", 0), 2), (other.clone(), 1)]);
+        let at_work = RunningCounts::new(&[(place("acme", "bob", 0), 2), (other.clone(), 1)]);
         let order = LastTurns::default().order(vec![acme.clone(), other.clone()], &at_work, &Quotas::default());
         assert_eq!(order, [other, acme]);
     }
@@ -257,7 +259,7 @@ mod tests {
         };
         let ann = place("acme", "ann", 0);
         let bob = place("acme", "bob", 0);
-        let at_work = AtWork::new(&[(ann.clone(), 1)]);
+        let at_work = RunningCounts::new(&[(ann.clone(), 1)]);
         let order = LastTurns::default().order(vec![ann, bob.clone()], &at_work, &quotas);
         assert_eq!(order, [bob]);
     }

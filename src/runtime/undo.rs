@@ -15,7 +15,7 @@ use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
 
 /// The outcome of undoing a run.
-pub(super) struct Undone {
+pub(super) struct UndoOutcome {
     /// The runs of background tasks that are to stop where they are at work: they are deleted.
     pub(super) stopped: Vec<RunId>,
     /// The share that is left to the run in the trees that counted it.
@@ -27,7 +27,7 @@ pub(super) struct Undone {
 ///
 /// The trees are left to the caller, see [`take_back`](super::ledger::take_back): they are locked after all
 /// runs.
-pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Timestamp) -> DbResult<Undone> {
+pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Timestamp) -> DbResult<UndoOutcome> {
     let UndoneTasks {
         tasks,
         mut trees,
@@ -71,7 +71,7 @@ pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Tim
     let above = run.request.background.iter().flat_map(|lineage| &lineage.trees);
     trees.extend(above.map(|tree| tree.top));
     trees.insert(first);
-    Ok(Undone {
+    Ok(UndoOutcome {
         stopped,
         share: RemainingShare {
             trees,

@@ -45,7 +45,7 @@ impl ArgumentCheck {
     pub fn check(&self, args: &Map<String, Value>) -> Result<(), String> {
         let Some(compiled) = self.compiled() else { return Ok(()) };
         let args = Value::Object(args.clone());
-        let verdict = aside(compiled.takes_long(&args), || compiled.validate(&args));
+        let verdict = run_blocking(compiled.takes_long(&args), || compiled.validate(&args));
         let mut lines: Vec<String> = match verdict {
             SchemaCheck::Fits => return Ok(()),
             SchemaCheck::Wrong(errors) => errors.iter().flat_map(error_lines).collect(),
@@ -67,7 +67,7 @@ impl ArgumentCheck {
 
 /// Runs `work` on this thread. If it takes long, the other tasks of this thread are moved to other threads first
 /// (`tokio::task::block_in_place`).
-pub fn aside<T>(takes_long: bool, work: impl FnOnce() -> T) -> T {
+pub fn run_blocking<T>(takes_long: bool, work: impl FnOnce() -> T) -> T {
     let flavor = tokio::runtime::Handle::try_current().map(|runtime| runtime.runtime_flavor());
     match flavor {
         Ok(RuntimeFlavor::MultiThread) if takes_long => tokio::task::block_in_place(work),

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::halt::Halt;
 use super::outcome::CallOutcome;
@@ -88,8 +88,8 @@ impl Tool for Demo {
 
     async fn call(&self, _scope: &Scope, _state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let text = match self.action {
-            Action::Lookup => lookup(argument(call, "query")),
-            Action::Publish => publish(argument(call, "title"), argument(call, "text")),
+            Action::Lookup => lookup(call.text_argument("query")),
+            Action::Publish => publish(call.text_argument("title"), call.text_argument("text")),
         };
         Ok(CallOutcome::Answer(ToolOutput::message(Message::tool(
             call,
@@ -97,10 +97,6 @@ impl Tool for Demo {
             text,
         ))))
     }
-}
-
-fn argument<'c>(call: &'c ToolCall, name: &str) -> &'c str {
-    call.args.get(name).and_then(Value::as_str).unwrap_or_default().trim()
 }
 
 fn lookup(query: &str) -> String {

@@ -18,7 +18,7 @@ use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::machine::Failure;
 
 /// The time that a token lives longer than the time-out of its tool, if nobody ends it before.
-const SLACK: Duration = Duration::from_secs(30);
+const TOKEN_GRACE: Duration = Duration::from_secs(30);
 /// The text in the place of a token that a tool sends back.
 const MASK: &[u8] = b"***";
 
@@ -56,7 +56,7 @@ impl CallToken {
             },
         };
         Ok(Some(Self {
-            issued: scope.tokens.issue(call, timeout.saturating_add(SLACK)).await?,
+            issued: scope.tokens.issue(call, timeout.saturating_add(TOKEN_GRACE)).await?,
             tokens: Arc::clone(&scope.tokens),
             is_ended: false,
         }))

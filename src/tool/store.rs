@@ -222,11 +222,11 @@ async fn search(scope: &Scope, place: Namespace, depth: usize, asked: &Map<Strin
     if found.is_empty() {
         return Ok("Nothing was found.".to_owned());
     }
-    Ok(Value::Array(found.into_iter().map(|found| shown(found, depth)).collect()).to_string())
+    Ok(Value::Array(found.into_iter().map(|found| item_json(found, depth)).collect()).to_string())
 }
 
 /// An item as a model sees it: with its place below the agent's own namespace.
-fn shown(found: FoundItem, depth: usize) -> Value {
+fn item_json(found: FoundItem, depth: usize) -> Value {
     let Item {
         address,
         value,

@@ -119,8 +119,8 @@ pub struct RegisteredAgent {
 }
 
 impl RegisteredAgent {
-    /// The agent of a definition, which may be that of the owner of this server; `build` builds it, as it may delegate or
-    /// not and as the form of its result is.
+    /// Creates the agent of a definition. `is_owners` is true for a definition of the owner of this server. `build` gets
+    /// whether the agent may delegate, and the form of its result.
     pub(super) fn new(
         graph_id: &str,
         definition: &AgentDefinition,
@@ -246,7 +246,7 @@ impl RegisteredAgent {
         }
         self.configured(&run.request.context).unwrap_or_else(|invalid| {
             // Its definition was deleted after the run was admitted, and another one has its name.
-            tracing::warn!(run = %run.id, %invalid, "a run has chosen what its agent does not allow any more");
+            tracing::warn!(run = %run.id, %invalid, "a choice of a run is no longer allowed by its agent");
             Arc::clone(self)
         })
     }

@@ -123,7 +123,7 @@ impl Subscription {
                 Err(_) => "the server was silent for too long".to_owned(),
             };
             self.connection = None;
-            self.wait_a_little();
+            self.schedule_retry();
             return Ok(StreamItem::Lost(reason));
         }
     }
@@ -155,7 +155,7 @@ impl Subscription {
             }
             Err(error) if error.is_transient() && self.may_retry() => {
                 let is_first = self.outage.is_none();
-                self.wait_a_little();
+                self.schedule_retry();
                 Ok(is_first.then(|| StreamItem::Lost(error.to_string())))
             }
             Err(error) => Err(error),
@@ -168,7 +168,7 @@ impl Subscription {
             .is_none_or(|outage| outage.began.elapsed() < UNREACHABLE_TIMEOUT)
     }
 
-    fn wait_a_little(&mut self) {
+    fn schedule_retry(&mut self) {
         let outage = self.outage.get_or_insert_with(|| Outage {
             began: Instant::now(),
             pauses: BACKOFF.pauses_with_jitter(),

@@ -108,7 +108,7 @@ impl View {
                 let lines = self.lines_of(source);
                 lines.is_speaking = true;
                 lines.said.entry(*block).or_default().push_str(text);
-                self.say(source, text)
+                self.add_text(source, text)
             }
             FrameKind::TextFinished { block, text } => self.finish_text(source, *block, text),
             FrameKind::MessageFinished => self.end_message(source),
@@ -175,9 +175,9 @@ impl View {
         let rest = whole.strip_prefix(said.as_str()).map(str::to_owned);
         whole.clone_into(said);
         match rest {
-            Some(rest) => self.say(source, &rest),
+            Some(rest) => self.add_text(source, &rest),
             // The text before is not the beginning of the answer.
-            None => self.finish_line(source) + &self.say(source, whole),
+            None => self.finish_line(source) + &self.add_text(source, whole),
         }
     }
 
@@ -194,7 +194,7 @@ impl View {
     }
 
     /// Adds a piece of text.
-    fn say(&mut self, source: &EventAgent, piece: &str) -> String {
+    fn add_text(&mut self, source: &EventAgent, piece: &str) -> String {
         let piece = escape::text(&piece.replace("\r\n", "\n"));
         if piece.is_empty() {
             return String::new();

@@ -173,7 +173,7 @@ async fn whole_run(api: &ApiClient, run: &str, threads: &[Value]) -> ClientResul
     )))
 }
 
-/// Returns the time at which an id was made, if it is one that tells.
+/// Returns the time in an id; none if the id contains no time.
 fn made_at(id: &str) -> Option<Timestamp> {
     let id = uuid::Uuid::try_parse(id).ok()?;
     let (seconds, nanoseconds) = id.get_timestamp()?.to_unix();

@@ -126,7 +126,7 @@ pub(in crate::db) trait BatchSession: Send + Sized {
     const OPENS_WITH_QUERIES: bool;
 
     /// Returns the values by the way in which their statement is sent. `is_single` tells that no other statement waits for it.
-    fn place(&self, values: Self::Values, is_single: bool) -> SentValues<Self>;
+    fn sent_values(&self, values: Self::Values, is_single: bool) -> SentValues<Self>;
 
     /// Adds a statement to a batch, as its last one.
     fn push(&mut self, batch: &mut Self::Batch, sql: Cow<'static, str>, values: Self::Values);
@@ -345,7 +345,7 @@ impl<S: BatchSession> BatchConn<S> {
     /// # Errors
     /// Those of this statement or of earlier ones, if they were sent.
     pub(in crate::db) async fn send_later(&mut self, sql: Cow<'static, str>, values: S::Values) -> sqlx::Result<()> {
-        match self.session.place(values, false) {
+        match self.session.sent_values(values, false) {
             SentValues::InBatch(values) => self.session.push(&mut self.waiting.batch, sql, values),
             SentValues::Alone(values) => {
                 let steps = self.send_alone(sql, values).await?;
@@ -362,7 +362,7 @@ impl<S: BatchSession> BatchConn<S> {
     /// As [`Self::send_later`].
     pub(in crate::db) async fn change_later(&mut self, sql: Cow<'static, str>, values: S::Values) -> sqlx::Result<()> {
         self.unconfirmed += 1;
-        match self.session.place(values, false) {
+        match self.session.sent_values(values, false) {
             SentValues::InBatch(values) => self.session.push_change(&mut self.waiting.batch, sql, values),
             SentValues::Alone(values) => {
                 let changed = read_to_end::<S::Database>(self.send_alone(sql, values).await?).await?;
@@ -389,7 +389,7 @@ impl<S: BatchSession> BatchConn<S> {
     ) -> sqlx::Result<usize> {
         self.last_kept += 1;
         let number = self.last_kept;
-        match self.session.place(values, false) {
+        match self.session.sent_values(values, false) {
             SentValues::InBatch(values) => self.session.push(&mut self.waiting.batch, sql, values),
             SentValues::Alone(values) => {
                 let steps = self.send_alone(sql, values).await?;
@@ -434,7 +434,7 @@ impl<S: BatchSession> BatchConn<S> {
         sql: Cow<'static, str>,
         values: S::Values,
     ) -> sqlx::Result<StatementSteps<'_, S::Database>> {
-        let values = match self.session.place(values, !self.has_unsent()) {
+        let values = match self.session.sent_values(values, !self.has_unsent()) {
             SentValues::InBatch(values) => values,
             SentValues::Alone(values) => return self.send_alone(sql, values).await,
         };

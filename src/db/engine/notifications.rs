@@ -152,10 +152,10 @@ pub(in crate::db) fn listen(
 async fn connect_and_forward(targets: &ListenerTargets, listening: &Listening, limits: DbLimits) -> DbResult<()> {
     // Without a pool, which would retry until its timeout and then report nothing else.
     if let Err(error) = look_for_hosts(targets, listening, limits).await {
-        listening.reach.is_out(&error);
+        listening.reach.record_unreachable(&error);
         return Ok(());
     }
-    listening.reach.is_back();
+    listening.reach.record_reachable();
     let ended = forward(targets, listening, limits).await;
     listening.reach.connection_is_lost();
     ended
@@ -170,7 +170,7 @@ async fn look_for_hosts(targets: &ListenerTargets, listening: &Listening, limits
     if hosts.latest_index() != before {
         tracing::info!(host = %hosts.latest_name(), "connections to the database lead to another host");
     }
-    listening.reach.has_looked();
+    listening.reach.record_host_lookup();
     looked
 }
 
@@ -185,7 +185,7 @@ async fn look_again(
     let reach = &listening.reach;
     let Err(error) = look_for_hosts(targets, listening, limits).await else {
         if reach.is_out_of_reach() {
-            reach.is_back();
+            reach.record_reachable();
         }
         return Ok(());
     };
@@ -195,7 +195,7 @@ async fn look_again(
     };
     match timeout(ANSWER_TIMEOUT, still_takes_writes).await {
         Ok(Ok(())) => {
-            reach.is_out(&error);
+            reach.record_unreachable(&error);
             reach.want_look();
             Ok(())
         }

@@ -37,12 +37,12 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(in crate::db) struct Reachability {
     state: Mutex<ReachState>,
-    looks: watch::Sender<HostLooks>,
+    looks: watch::Sender<HostLookups>,
 }
 
 /// The looks of the listener for the host that takes writes.
 #[derive(Debug, Default)]
-struct HostLooks {
+struct HostLookups {
     /// True if another look is wanted.
     is_wanted: bool,
     /// The number of looks so far.
@@ -118,9 +118,9 @@ impl Reachability {
     }
 
     /// Notes that the listener has looked for the server that takes writes.
-    pub(in crate::db) fn has_looked(&self) {
+    pub(in crate::db) fn record_host_lookup(&self) {
         self.looks.send_modify(|looks| {
-            *looks = HostLooks {
+            *looks = HostLookups {
                 is_wanted: false,
                 count: looks.count + 1,
                 last: Some(Instant::now()),
@@ -129,7 +129,7 @@ impl Reachability {
     }
 
     /// Notes that no connection can be made, and logs the cause if one could be before.
-    pub(in crate::db) fn is_out(&self, error: &DbError) {
+    pub(in crate::db) fn record_unreachable(&self, error: &DbError) {
         let now = Instant::now();
         let is_news = self.change(|state| {
             let is_news = state.out_since.is_none();
@@ -150,7 +150,7 @@ impl Reachability {
     }
 
     /// Notes that a connection was made, and logs it if none could be before.
-    pub(in crate::db) fn is_back(&self) {
+    pub(in crate::db) fn record_reachable(&self) {
         let now = Instant::now();
         let out_since = self.change(|state| {
             state.changed = now;
@@ -188,7 +188,7 @@ impl Reachability {
     }
 
     /// Returns whether a connection that was idle for so long is used without a check: the check costs a round trip.
-    pub(in crate::db) fn trusts(&self, idle: Duration) -> bool {
+    pub(in crate::db) fn needs_no_check(&self, idle: Duration) -> bool {
         idle < self.change(|state| state.changed.elapsed()).min(IDLE_CHECK_AFTER)
     }
 
@@ -249,13 +249,13 @@ mod tests {
     async fn connections_from_before_a_loss_are_checked() {
         let reach = Reachability::default();
         tokio::time::advance(Duration::from_secs(20)).await;
-        assert!(reach.trusts(Duration::from_secs(10)));
+        assert!(reach.needs_no_check(Duration::from_secs(10)));
         reach.connection_is_lost();
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(!reach.trusts(Duration::from_secs(10)));
-        assert!(reach.trusts(Duration::from_millis(500)));
+        assert!(!reach.needs_no_check(Duration::from_secs(10)));
+        assert!(reach.needs_no_check(Duration::from_millis(500)));
         tokio::time::advance(Duration::from_secs(60)).await;
-        assert!(!reach.trusts(Duration::from_secs(31)));
+        assert!(!reach.needs_no_check(Duration::from_secs(31)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -280,7 +280,7 @@ mod tests {
         let reach = Reachability::default();
         let listener = async {
             reach.look_is_wanted().await;
-            reach.has_looked();
+            reach.record_host_lookup();
         };
         tokio::join!(reach.wait_for_look(), listener);
         let begun = Instant::now();
@@ -290,7 +290,7 @@ mod tests {
         assert!(cancelled.is_err());
         reach.look_is_wanted().await;
         assert!(begun.elapsed() >= LOOK_INTERVAL);
-        reach.has_looked();
+        reach.record_host_lookup();
         let unwanted = tokio::time::timeout(LOOK_INTERVAL * 2, reach.look_is_wanted()).await;
         assert!(unwanted.is_err());
     }
@@ -307,9 +307,9 @@ mod tests {
     async fn connections_from_before_a_refused_write_are_checked() {
         let reach = Reachability::default();
         tokio::time::advance(Duration::from_secs(20)).await;
-        assert!(reach.trusts(Duration::from_secs(10)));
+        assert!(reach.needs_no_check(Duration::from_secs(10)));
         reach.writes_are_refused();
-        assert!(!reach.trusts(Duration::from_secs(10)));
+        assert!(!reach.needs_no_check(Duration::from_secs(10)));
         assert!(reach.is_settled(), "the connection of the listener is not lost");
     }
 
@@ -318,10 +318,10 @@ mod tests {
         let reach = Reachability::default();
         assert!(reach.is_settled(), "the first connection");
         reach.connection_is_lost();
-        reach.is_out(&DbError::late());
+        reach.record_unreachable(&DbError::late());
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(!reach.is_settled(), "there is no connection");
-        reach.is_back();
+        reach.record_reachable();
         assert!(!reach.is_settled());
         tokio::time::advance(RECONNECT_TIME).await;
         assert!(reach.is_settled());

@@ -195,7 +195,7 @@ impl<'p> PostgresReader<'p> {
     }
 
     /// Closes the connection, since it does not answer.
-    pub(in crate::db) fn is_stuck(&mut self) {
+    pub(in crate::db) fn discard_connection(&mut self) {
         self.conn = None;
     }
 }

@@ -92,7 +92,7 @@ impl BatchSession for SqliteSession<'_> {
 
     const OPENS_WITH_QUERIES: bool = true;
 
-    fn place(&self, values: ValueOffset, _is_single: bool) -> SentValues<Self> {
+    fn sent_values(&self, values: ValueOffset, _is_single: bool) -> SentValues<Self> {
         SentValues::InBatch(values)
     }
 

@@ -40,12 +40,12 @@ const MAY_BEGIN: &str = concatcp!(
 pub async fn hold_messages(tx: &mut Tx<'_>, thread: ThreadId, are_held: bool) -> DbResult<bool> {
     const HOLD: &str = "update runs set turn = 'after_answers' \
         where thread_id = $1 and depth = 0 and {pending} and turn = 'unheld'";
-    const LET_GO: &str = "update runs set turn = 'unheld' \
+    const RELEASE: &str = "update runs set turn = 'unheld' \
         where thread_id = $1 and depth = 0 and {pending} and turn = 'after_answers'";
     let sql = if are_held {
         tx.either(of_thread_on_sqlite!(HOLD), of_thread_on_postgres!(HOLD))
     } else {
-        tx.either(of_thread_on_sqlite!(LET_GO), of_thread_on_postgres!(LET_GO))
+        tx.either(of_thread_on_sqlite!(RELEASE), of_thread_on_postgres!(RELEASE))
     };
     let changed = on_engine!(tx, |conn| query(sql)
         .bind(thread.0)

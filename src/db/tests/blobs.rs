@@ -10,7 +10,7 @@ use super::{Db, on_both, read, run_at, saying, stored_thread, thread_at, write};
 use crate::db::checkpoints::{self, NewCheckpoint};
 use crate::db::engine::on_engine;
 use crate::db::events::{self, Logged, NewEvent};
-use crate::db::stored_bytes::{StoredBy, stored};
+use crate::db::stored_bytes::{StorageOwner, stored};
 use crate::db::{DbResult, Tx, retention, runs, threads};
 use crate::domain::access::Ownership;
 use crate::domain::call::{Call, CallStatus, ToolOutput};
@@ -400,7 +400,7 @@ async fn a_blob_counts_once_for_its_owner(db: Db) {
         put_image(&db, thread, 1, &image("counted")).await;
         put_image(&db, thread, 2, &image("counted")).await;
     }
-    let by = |user: Option<&str>| StoredBy {
+    let by = |user: Option<&str>| StorageOwner {
         tenant: Tenant::stored("acme".to_owned()),
         owner: user.map(|user| UserId::stored(user.to_owned())),
     };

@@ -151,7 +151,7 @@ async fn the_only_connection_of_a_pool_is_made_to_another_host_when_the_first_on
         reach.look_is_wanted().await;
         let conn = hosts.connect(limits(1)).await.expect("the second host answers");
         pool.follow_host();
-        reach.has_looked();
+        reach.record_host_lookup();
         conn.close().await.expect("a clean close");
     };
     let (acquired, ()) = tokio::join!(acquire(&pool), look);

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::{Db, on_both, read, run_at, saying, stored_thread, texts, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
 use crate::db::events::{self, NewEvent};
-use crate::db::retention::DuePlace;
+use crate::db::retention::DuePosition;
 use crate::db::{DbResult, Tx, retention, runs, threads};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::event::Fact;
@@ -63,22 +63,22 @@ async fn expired_threads_are_found(db: Db) {
         write!(db, |tx| threads::insert(tx, &thread));
     }
     let found = async |now, behind, limit| read!(db, |tx| retention::expired(tx, Timestamp(now), behind, limit));
-    let first = DuePlace {
+    let first = DuePosition {
         at: Timestamp(7),
         thread: two,
     };
-    let second = DuePlace {
+    let second = DuePosition {
         at: Timestamp(11),
         thread: one,
     };
-    assert_eq!(found(6, DuePlace::START, 9).await, []);
-    assert_eq!(found(7, DuePlace::START, 9).await, [first]);
-    assert_eq!(found(11, DuePlace::START, 9).await, [first, second]);
-    assert_eq!(found(11, DuePlace::START, 1).await, [first]);
+    assert_eq!(found(6, DuePosition::START, 9).await, []);
+    assert_eq!(found(7, DuePosition::START, 9).await, [first]);
+    assert_eq!(found(11, DuePosition::START, 9).await, [first, second]);
+    assert_eq!(found(11, DuePosition::START, 1).await, [first]);
     assert_eq!(found(11, first, 9).await, [second]);
     assert_eq!(found(11, second, 9).await, []);
-    write!(db, |tx| retention::rest(tx, two));
-    assert_eq!(found(11, DuePlace::START, 9).await, [second]);
+    write!(db, |tx| retention::clear_expiry(tx, two));
+    assert_eq!(found(11, DuePosition::START, 9).await, [second]);
 }
 
 async fn every_change_restarts_the_ttl(db: Db) {
@@ -128,21 +128,21 @@ async fn unpruned_threads_are_found(db: Db) {
     for thread in [old, young] {
         write!(db, |tx| threads::insert(tx, &thread));
     }
-    let place = |at, thread| DuePlace {
+    let place = |at, thread| DuePosition {
         at: Timestamp(at),
         thread,
     };
     let found = async |until, behind| read!(db, |tx| retention::unpruned(tx, Timestamp(until), behind, 9));
-    assert_eq!(found(5, DuePlace::START).await, [place(1, id)]);
+    assert_eq!(found(5, DuePosition::START).await, [place(1, id)]);
     assert_eq!(found(9, place(1, id)).await, [place(9, other)]);
     assert!(write!(db, |tx| retention::keep_latest(tx, id, Timestamp(6))));
-    assert_eq!(found(5, DuePlace::START).await, []);
+    assert_eq!(found(5, DuePosition::START).await, []);
     let change = threads::ThreadChange {
         state_changed: true,
         ..Default::default()
     };
     write!(db, |tx| threads::set(tx, id, change, Timestamp(7)));
-    assert_eq!(found(7, DuePlace::START).await, [place(7, id)]);
+    assert_eq!(found(7, DuePosition::START).await, [place(7, id)]);
 }
 
 /// Counts the indexes of SQLite by which unpruned threads are found.

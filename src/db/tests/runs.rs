@@ -709,7 +709,7 @@ async fn orphaned_runs_are_adopted(db: Db) {
     write!(db, |tx| workers::renew_lease(tx, dead, expired, None));
     write!(db, |tx| workers::renew_lease(tx, alive, long, None));
     write!(db, |tx| workers::renew_lease(tx, adopter, long, None));
-    assert!(write!(db, |tx| workers::has_company(tx, adopter)));
+    assert!(write!(db, |tx| workers::has_other_workers(tx, adopter)));
     // The clock of the adopting server does not matter, only that of the database.
     let adopt = async |limit: i64| {
         let adopted = write!(db, |tx| runs::adopt_orphans(tx, adopter, Timestamp(i64::MAX), limit));

@@ -14,7 +14,7 @@ use crate::domain::id::ThreadId;
 
 /// The maximum number of values in the metadata of a thread.
 const MAX_VALUES: usize = 1000;
-/// The number of values up to which those that stay are written again, which changes nothing.
+/// The number of values up to which all values are written, also those that have not changed.
 const FEW: usize = 16;
 
 /// Stores the terms of a new thread.

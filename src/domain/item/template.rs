@@ -17,14 +17,14 @@ enum Piece {
 
 /// The error for a template that a run cannot fill.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unfilled {
+pub enum TemplateError {
     /// The run has no value for this name, or none that fits into a label.
     Missing(String),
     /// The filled template is an invalid namespace.
     Wrong(ItemError),
 }
 
-impl fmt::Display for Unfilled {
+impl fmt::Display for TemplateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing(name) => write!(f, "the context of the run has no `{name}`"),
@@ -67,8 +67,8 @@ impl NamespaceTemplate {
     /// same label.
     ///
     /// # Errors
-    /// See [`Unfilled`].
-    pub fn fill(&self, known: impl Fn(&str) -> Option<String>) -> Result<Namespace, Unfilled> {
+    /// See [`TemplateError`].
+    pub fn fill(&self, known: impl Fn(&str) -> Option<String>) -> Result<Namespace, TemplateError> {
         let mut labels = vec![];
         for pieces in &self.0 {
             let mut label = String::new();
@@ -77,14 +77,14 @@ impl NamespaceTemplate {
                     Piece::Text(text) => label.push_str(text),
                     Piece::Gap(name) => {
                         let text = known(name).filter(|text| !text.is_empty());
-                        let text = text.ok_or_else(|| Unfilled::Missing(name.clone()))?;
+                        let text = text.ok_or_else(|| TemplateError::Missing(name.clone()))?;
                         label.push_str(&text.replace('%', "%25").replace('.', "%2E"));
                     }
                 }
             }
             labels.push(label);
         }
-        Namespace::of_item(labels).map_err(Unfilled::Wrong)
+        Namespace::of_item(labels).map_err(TemplateError::Wrong)
     }
 }
 

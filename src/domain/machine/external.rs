@@ -185,7 +185,7 @@ impl Machine {
 
     /// Carries the current step on to a checkpoint of its own, with its interrupts, answers and tasks. A run that brings
     /// answers to an older checkpoint continues from it in this way, on a branch that is the newest from then on.
-    pub fn carry_on(&mut self, id: CheckpointId) -> Entry {
+    pub fn carry_step(&mut self, id: CheckpointId) -> Entry {
         self.add_carried_checkpoint(id, CheckpointSource::Fork, START, vec![])
     }
 

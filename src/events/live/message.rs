@@ -23,7 +23,7 @@ const MAX_TEXT: usize = 7_900;
 /// The largest size of the chunks in one part of such a text, in bytes. Sealed, they take a third more.
 pub(super) const MAX_CHUNKS: usize = 5_600;
 /// The most bytes of a text around the events of a part alone: its version, the thread, and numbers of ten digits.
-const AROUND: usize = 64;
+const MESSAGE_OVERHEAD: usize = 64;
 /// The bytes by which the events grow when they are sealed, before they are written in base64.
 const SEALING: usize = 64;
 /// The largest number of threads that are named in one text.
@@ -113,7 +113,7 @@ impl ChunkPart {
             true => (events + SEALING).div_ceil(3) * 4,
             false => events,
         };
-        AROUND + events
+        MESSAGE_OVERHEAD + events
     }
 }
 

@@ -106,8 +106,7 @@ impl Carrier {
         }
     }
 
-    /// Returns the server to which the chunks of a thread go that this server wants; none if they go to all servers that
-    /// want them.
+    /// Returns the server to which chunks for `server` are sent; none if one message goes to all servers with readers.
     fn addressee(&self, server: LiveAddress) -> Option<LiveAddress> {
         match self {
             Self::Notify => Some(server),
@@ -236,7 +235,7 @@ impl Exchange {
         }
     }
 
-    fn pass_over(&self, unusable: Unusable) {
+    fn count_unusable(&self, unusable: Unusable) {
         let fault = match unusable {
             Unusable::OtherVersion => MessageFault::OtherVersion,
             Unusable::Malformed => MessageFault::Malformed,
@@ -258,7 +257,7 @@ impl Exchange {
     fn note(&self, carrier: &Carrier, text: &str) {
         let interest = match Interest::read(text) {
             Ok(interest) => interest,
-            Err(unusable) => return self.pass_over(unusable),
+            Err(unusable) => return self.count_unusable(unusable),
         };
         if interest.server == self.own || self.limits.bytes_per_second == 0 {
             return;
@@ -286,12 +285,12 @@ impl Exchange {
         self.has_wanted.notify_one();
     }
 
-    /// Adds chunks that another server has sent to the logs of their threads; `is_beginning` if it sends all that it has,
-    /// beginning with these.
+    /// Adds chunks that another server has sent to the logs of their threads. `is_beginning` is true for the first of all
+    /// chunks that the other server has.
     async fn take(&self, text: &str, is_beginning: bool) {
         let parts = match message::unpack(text) {
             Ok(parts) => parts,
-            Err(unusable) => return self.pass_over(unusable),
+            Err(unusable) => return self.count_unusable(unusable),
         };
         for (range, body) in parts {
             let Some(log) = self.events.log_in_use(range.thread) else {
@@ -316,7 +315,7 @@ impl Exchange {
                     }
                     log.follow(range.after, range.upto, slots);
                 }
-                Err(unusable) => self.pass_over(unusable),
+                Err(unusable) => self.count_unusable(unusable),
             }
         }
     }

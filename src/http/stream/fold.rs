@@ -94,7 +94,7 @@ impl AgentFold {
                 } else if !has_base && self.head != *base {
                     self.state = None;
                 }
-                self.stands_at(*base, *carried_from);
+                self.set_head(*base, *carried_from);
                 self.step = None;
                 self.is_complete = true;
                 self.answered.clear();
@@ -121,12 +121,12 @@ impl AgentFold {
                 call,
                 ..
             }) => {
-                self.stands_at(Some(*head), *carried_from);
+                self.set_head(Some(*head), *carried_from);
                 self.answered.push(*call);
             }
             EventBody::Fact(Fact::Asked { head, carried_from, .. } | Fact::Calling { head, carried_from, .. }) => {
                 if head.is_some() {
-                    self.stands_at(*head, *carried_from);
+                    self.set_head(*head, *carried_from);
                 }
                 self.note_started(body);
             }
@@ -166,7 +166,7 @@ impl AgentFold {
     }
 
     /// Takes the newest checkpoint from a fact, and the checkpoint after which the current step began, if it was carried on.
-    fn stands_at(&mut self, head: Option<CheckpointId>, carried_from: Option<CheckpointId>) {
+    fn set_head(&mut self, head: Option<CheckpointId>, carried_from: Option<CheckpointId>) {
         self.head = head;
         self.base = StepBase::after(head, carried_from);
     }
@@ -214,6 +214,12 @@ impl AgentFold {
     pub(in crate::http) fn is_main(&self) -> bool {
         self.origin.namespace.is_empty()
     }
+}
+
+/// Returns the part of a text of an answer that follows the part that was sent; none if it is empty, or if the text does not
+/// begin with that part. Then the frame for the end of the text contains all of it.
+pub(in crate::http) fn unsent_part<'a>(sent: &str, whole: &'a str) -> Option<&'a str> {
+    whole.strip_prefix(sent).filter(|rest| !rest.is_empty())
 }
 
 #[cfg(test)]

@@ -141,10 +141,10 @@ impl fmt::Display for ResumePoint {
 /// An invalid `Last-Event-ID`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("must be the id of an event of this stream, or -1 for all of it")]
-pub struct NotACursor;
+pub struct InvalidCursor;
 
 impl FromStr for ResumePoint {
-    type Err = NotACursor;
+    type Err = InvalidCursor;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.trim().split('~');
@@ -157,11 +157,11 @@ impl FromStr for ResumePoint {
 }
 
 impl FromStr for AnswerOffset {
-    type Err = NotACursor;
+    type Err = InvalidCursor;
 
     /// Reads `answer.offset` or `answer.offset.from.frames`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| NotACursor);
+        let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| InvalidCursor);
         let numbers: Vec<u32> = text.split('.').map(number).collect::<Result<_, _>>()?;
         match numbers[..] {
             [answer, offset] => Ok(Self {
@@ -174,13 +174,13 @@ impl FromStr for AnswerOffset {
                 offset,
                 cut: Some(CutChunk { from, frames }),
             }),
-            _ => Err(NotACursor),
+            _ => Err(InvalidCursor),
         }
     }
 }
 
 impl FromStr for Cursor {
-    type Err = NotACursor;
+    type Err = InvalidCursor;
 
     /// Reads `12-0`. A number alone means the whole event, so `-1` is the position before everything. So is `-`, which
     /// LangGraph reads in streams of threads.
@@ -192,10 +192,10 @@ impl FromStr for Cursor {
         if let Ok(seq) = text.parse() {
             return Ok(Self::after(seq));
         }
-        let (seq, frame) = text.split_once('-').ok_or(NotACursor)?;
+        let (seq, frame) = text.split_once('-').ok_or(InvalidCursor)?;
         Ok(Self {
-            seq: seq.parse().map_err(|_| NotACursor)?,
-            frame: frame.parse().map_err(|_| NotACursor)?,
+            seq: seq.parse().map_err(|_| InvalidCursor)?,
+            frame: frame.parse().map_err(|_| InvalidCursor)?,
         })
     }
 }
@@ -326,7 +326,7 @@ mod tests {
             assert!(before.is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
         }
         for wrong in ["x", "--", "1-x", "1~", "1~a", "1~a.", "1~a.x", "1~a.1.2", "1~a.1.2.3.4"] {
-            assert_eq!(wrong.parse::<ResumePoint>(), Err(NotACursor), "{wrong}");
+            assert_eq!(wrong.parse::<ResumePoint>(), Err(InvalidCursor), "{wrong}");
         }
     }
 }

@@ -46,7 +46,7 @@ pub(in crate::http) enum Flow {
 
 /// The last words of a stream that continues after a new request, on another server perhaps: a client that follows the
 /// standard connects again soon, with the id of its last event.
-const GOES_ON_ELSEWHERE: &[u8] =
+const RECONNECT_FRAME: &[u8] =
     b": the connection ends here; the stream goes on after the last id\r\nretry: 500\r\n\r\n";
 
 /// The size after which no more items are added to a write, in bytes.
@@ -128,7 +128,7 @@ impl<F: Projection> SsePump<F> {
             Flow::Continue | Flow::End => None,
             Flow::Break if !self.told => {
                 self.told = true;
-                Some(Ok(Bytes::from_static(GOES_ON_ELSEWHERE)))
+                Some(Ok(Bytes::from_static(RECONNECT_FRAME)))
             }
             Flow::Break => {
                 self.flow = Flow::End;

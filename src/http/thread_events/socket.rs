@@ -66,7 +66,7 @@ pub(in crate::http) async fn get(
 ) -> Result<Response, ApiError> {
     let may_read = super::may_read(&api, path.thread_id).await?;
     let stream = api.open_stream(may_read.then_some(path.thread_id), client)?;
-    let held = HeldBySocket {
+    let held = SocketPermits {
         messages: api.message_limit(),
         _stream: stream,
         // The connection counts as busy for as long as the socket is open.
@@ -99,7 +99,7 @@ pub(in crate::http) struct SocketLimits {
 }
 
 /// The permits that a socket holds for as long as it is open.
-struct HeldBySocket {
+struct SocketPermits {
     messages: MessageLimit,
     _stream: StreamPermit,
     _connection: Option<RequestGuard>,
@@ -128,11 +128,11 @@ struct SocketSession {
     heartbeat: Interval,
     /// Completes when the credential of the caller has become invalid.
     credential_ended: BoxFuture<'static, ()>,
-    held: HeldBySocket,
+    held: SocketPermits,
 }
 
 impl SocketSession {
-    fn new(api: Api, thread: ThreadId, socket: OpenSocket, limits: SocketLimits, held: HeldBySocket) -> Self {
+    fn new(api: Api, thread: ThreadId, socket: OpenSocket, limits: SocketLimits, held: SocketPermits) -> Self {
         let reader = ThreadFrames::new(api.clone(), thread, V2Presenter::default());
         let heartbeat = heartbeat_interval(api.settings.heartbeat);
         let pending_read = None;

@@ -18,7 +18,7 @@ pub struct ApprovalView {
     pub thread_id: Uuid,
     /// The interrupt that was answered with it.
     pub interrupt_id: String,
-    /// The run that brought it.
+    /// The run that brought the decision.
     pub run_id: Uuid,
     /// The agent whose calls it covers.
     pub agent_name: String,

@@ -381,9 +381,9 @@ pub struct NodeName {
 /// A transition from one node to another.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EdgeView {
-    /// The node before.
+    /// The node at which the transition begins.
     pub source: String,
-    /// The node after.
+    /// The node at which the transition ends.
     pub target: String,
     /// True if the transition is conditional; absent when it is not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -36,7 +36,7 @@ pub struct CompactionView {
     /// `compacted`, or `nothing_to_do` when there is nothing older to summarise.
     #[schema(example = "compacted")]
     pub status: &'static str,
-    /// The run that did it.
+    /// The run that made the compaction.
     #[schema(value_type = Uuid)]
     pub run_id: RunId,
     /// The number of messages that the summary stands for.

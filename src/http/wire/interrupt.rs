@@ -111,7 +111,7 @@ pub struct InterruptView {
     pub audit: Option<Vec<InterruptEvent>>,
 }
 
-/// Something that happened to an interrupt.
+/// An event of an interrupt.
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
 pub struct InterruptEvent {
     /// The event.
@@ -119,7 +119,7 @@ pub struct InterruptEvent {
     /// The time.
     #[schema(format = DateTime)]
     pub at: String,
-    /// The user who did it; null for the server, and without authentication.
+    /// The user who caused the event; null for the server, and without authentication.
     pub user: Option<String>,
     /// The types of the decisions, in the order of the calls; null for other answers and events.
     #[schema(value_type = Option<Vec<String>>)]

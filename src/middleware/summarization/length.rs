@@ -84,7 +84,7 @@ impl Lengths {
 
     /// Returns the window of the model, or the one that is assumed.
     pub(super) fn window(&self) -> u64 {
-        self.window.unwrap_or(windows::ASSUMED)
+        self.window.unwrap_or(windows::DEFAULT_WINDOW)
     }
 
     /// Returns the number of tokens of a length.

@@ -116,7 +116,7 @@ impl Caching {
     /// markers, so there it was about one request alone.
     pub(super) fn note_refusal(&self, host: Option<&str>) {
         let host = host.unwrap_or_default();
-        tracing::warn!(host, hint = ?self.hint, "a provider took a request only without what it said to the cache");
+        tracing::warn!(host, hint = ?self.hint, "a provider refused prompt caching, and took the request without it");
         if !self.is_anthropic {
             self.is_refused.store(true, Ordering::Relaxed);
         }

@@ -508,8 +508,8 @@ fn only_item(list: &Value) -> Option<&Value> {
     }
 }
 
-/// Returns a frame that says that it is a chunk of an answer, if it can be nothing else: it has no error, and the keys
-/// that say what it is occur once.
+/// Returns a frame that is certainly a chunk of an answer: the frame has no error, and the keys that state its kind
+/// occur once.
 fn read_chunk(frame: &str) -> Option<Value> {
     let occurs_once = |key: &str| frame.matches(key).take(2).count() == 1;
     if !occurs_once(r#""object""#) || !occurs_once(r#""choices""#) || frame.contains(r#""error""#) {

@@ -367,7 +367,7 @@ async fn settle_questions(
     in_flight: InFlight,
     open: Option<LaterOpen>,
 ) -> Result<(), StartError> {
-    if interrupts::goes_around(&run.request) {
+    if interrupts::bypasses_interrupts(&run.request) {
         let way = interrupts::check_way(tx, run.thread, run.request.caller.as_ref(), None).await?;
         way.map_err(StartError::WaitsForApprovers)?;
     }

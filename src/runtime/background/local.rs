@@ -210,7 +210,7 @@ impl BackgroundTasks {
         let core = Arc::clone(&self.core);
         let work = self.core.run_detached(async move {
             let run = Box::pin(admission.admit(vec![], job)).await?;
-            core.jobs.has_tasks();
+            core.jobs.note_task();
             // The runs whose messages it took over may have reports to send.
             core.jobs.wake();
             Ok::<_, TaskError>(run)

@@ -361,7 +361,7 @@ impl BackgroundTasks {
         let is_wanted = retry_until_available(record.parent_run, store)
             .await
             .map_err(storage_error)?;
-        self.core.jobs.has_tasks();
+        self.core.jobs.note_task();
         self.core.jobs.wake();
         match is_wanted {
             true => Ok(run),

@@ -140,7 +140,7 @@ pub(in crate::runtime) async fn earlier_outcomes(
     let mut wanted: BTreeSet<RunId> = resumed
         .keys()
         .copied()
-        .filter(|run| goes_on_with(*run, &resumed, &own))
+        .filter(|run| is_resumption_of(*run, &resumed, &own))
         .collect();
     wanted.extend(own);
     if let Ok(newest) = seen.run.parse() {
@@ -156,7 +156,7 @@ pub(in crate::runtime) async fn earlier_outcomes(
 
 /// Returns whether a run goes on with the work of one of these runs. `resumed` has the run before, by the run that
 /// brought an answer.
-fn goes_on_with(run: RunId, resumed: &HashMap<RunId, RunId>, these: &BTreeSet<RunId>) -> bool {
+fn is_resumption_of(run: RunId, resumed: &HashMap<RunId, RunId>, these: &BTreeSet<RunId>) -> bool {
     let mut last = run;
     // Runs that refer to each other end the loop, too.
     for _ in 0..resumed.len() {

@@ -83,7 +83,7 @@ impl Dispatcher {
             run_context.log.close(holder);
             drop(permit);
             this.active.remove(id);
-            this.slot_is_free();
+            this.wake_for_slot();
             this.core.jobs.run_ended(run_context.run.request.background.is_some());
             this.delete_temporary_thread(&run_context).await;
         });

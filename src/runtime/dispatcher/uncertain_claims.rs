@@ -131,7 +131,7 @@ impl Dispatcher {
         self.uncertain_claims.note(error);
         // Later looks need no wakeup.
         if self.uncertain_claims.are_any() && !were_any {
-            self.has_queued();
+            self.wake_for_queued();
         }
     }
 

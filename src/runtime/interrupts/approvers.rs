@@ -68,7 +68,7 @@ pub(in crate::runtime) async fn check_way(
 }
 
 /// Returns whether a request would continue a thread beside its open interrupts. A jump to the end withdraws them.
-pub(in crate::runtime) fn goes_around(request: &RunRequest) -> bool {
+pub(in crate::runtime) fn bypasses_interrupts(request: &RunRequest) -> bool {
     let is_end = |goto: &Goto| matches!(goto, Goto::Node(node) if node == END);
     let jumps = |command: &Command| command.update.is_some() || !command.goto.iter().all(is_end);
     request.checkpoint.is_some() || request.command.as_ref().is_some_and(jumps)

@@ -158,7 +158,7 @@ pub(super) async fn branch_to_continue(
     let waits = found.filter(|found| found.lane == Lane::Main && found.position.has_waited());
     let Some(found) = waits else { return Ok(None) };
     let is_here = match newest {
-        Some(newest) => is_carried_on(tx, thread, &found, newest).await?,
+        Some(newest) => was_step_carried(tx, thread, &found, newest).await?,
         None => false,
     };
     Ok((!is_here).then_some(found.id))
@@ -166,7 +166,7 @@ pub(super) async fn branch_to_continue(
 
 /// Returns whether compactions, or writes into the state, have taken the step that waits at `found` along to the `newest`
 /// checkpoint. A write at an older checkpoint takes it along to a branch of its own.
-async fn is_carried_on(tx: &mut Tx<'_>, thread: ThreadId, found: &Head, newest: &Head) -> DbResult<bool> {
+async fn was_step_carried(tx: &mut Tx<'_>, thread: ThreadId, found: &Head, newest: &Head) -> DbResult<bool> {
     let base = |head: &Head| StepBase::after(Some(head.id), head.position.carried_from);
     // Former servers have not stored from where a compaction has carried the step on.
     if base(newest) != base(found) && !newest.position.waits_like(&found.position) {

@@ -208,7 +208,7 @@ impl JobRunner {
             if let Err(error) = write.await {
                 warn_of!(
                     error,
-                    "could not tell other servers that there are jobs; they look for them soon"
+                    "could not notify other servers of new jobs; they poll for jobs soon"
                 );
             }
         }

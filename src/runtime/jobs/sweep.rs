@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 
 use super::{JobHandler, JobLimits, JobOutcome};
-use crate::db::retention::DuePlace;
+use crate::db::retention::DuePosition;
 use crate::db::{self, DbError, DbResult, Engine, Tx, warn_of};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
@@ -124,17 +124,17 @@ where
 /// threads that this sweep has passed over. Returns the number of those that were swept.
 async fn take_all<F, J>(
     core: &Core,
-    place: &Mutex<Option<DuePlace>>,
+    place: &Mutex<Option<DuePosition>>,
     passed: &mut usize,
     find: F,
     job: J,
 ) -> DbResult<u64>
 where
-    F: for<'t> Fn(&'t mut Tx<'_>, DuePlace) -> BoxFuture<'t, DbResult<Vec<DuePlace>>> + Copy + Send + 'static,
+    F: for<'t> Fn(&'t mut Tx<'_>, DuePosition) -> BoxFuture<'t, DbResult<Vec<DuePosition>>> + Copy + Send + 'static,
     J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
 {
     let left = place.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let mut last = left.unwrap_or(DuePlace::START);
+    let mut last = left.unwrap_or(DuePosition::START);
     let mut gone = 0;
     loop {
         let due = core.db.read(move |tx| find(tx, last)).await?;
@@ -181,7 +181,7 @@ where
             let now = core.clock.now();
             let write = core
                 .db
-                .write(move |tx| Box::pin(async move { db::retention::set_aside(tx, thread, now).await }));
+                .write(move |tx| Box::pin(async move { db::retention::exclude_from_sweeps(tx, thread, now).await }));
             write.await?;
             Ok(ThreadOutcome::Swept)
         }
@@ -213,7 +213,7 @@ async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<boo
     match ttl.strategy {
         TtlStrategy::Delete => delete_thread(tx, id, now).await,
         TtlStrategy::KeepLatest => {
-            db::retention::rest(tx, id).await?;
+            db::retention::clear_expiry(tx, id).await?;
             db::retention::keep_latest(tx, id, now).await
         }
     }

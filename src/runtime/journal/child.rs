@@ -129,7 +129,7 @@ pub(super) async fn store_all(tx: &mut Tx<'_>, run_context: &RunContext, all: &[
         }
         insert_remote_run(tx, run, url.as_deref()).await?;
         if url.is_some() {
-            run_context.core.jobs.has_tasks();
+            run_context.core.jobs.note_task();
         }
     }
     Ok(())

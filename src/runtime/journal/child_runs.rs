@@ -23,7 +23,7 @@ use crate::domain::run::{DelegatedTask, Lineage, Run};
 use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
 use crate::domain::trace::SpanId;
-use crate::runtime::children::AtWork;
+use crate::runtime::children::RegisteredChild;
 use crate::runtime::retry::retry_until_available;
 use crate::runtime::run_context::{RunContext, exit_reason_of};
 use crate::runtime::{interrupts, quotas};
@@ -125,11 +125,11 @@ impl StoredChild {
 
 impl LaneJournal {
     /// Registers a child before its row is written or read, since a cancellation reads the row first.
-    fn register_child(&self, child: RunId) -> AtWork {
+    fn register_child(&self, child: RunId) -> RegisteredChild {
         self.run_context.children.register(child, self.stop.child_token())
     }
 
-    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork, meter: &Arc<Meter>) -> Self {
+    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: RegisteredChild, meter: &Arc<Meter>) -> Self {
         let root = self.run_context.run.id;
         self.run_context.subagents_used.forget(run.id);
         Self {
@@ -182,7 +182,7 @@ impl LaneJournal {
         &self,
         prepared: PreparedChild,
         order: DelegatedTask,
-        at_work: AtWork,
+        at_work: RegisteredChild,
         start: Option<ChildStart>,
     ) -> UnstoredChild {
         let run = &prepared.run;

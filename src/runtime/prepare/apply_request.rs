@@ -62,7 +62,7 @@ impl ReadyMachine {
             }
             StartingCheckpoint::Branch(left) => {
                 let stays = machine.position.clone().released();
-                let entry = machine.carry_on(CheckpointId::mint());
+                let entry = machine.carry_step(CheckpointId::mint());
                 self.notes.push(PendingWrite::entry(entry, machine));
                 // In the transaction that stores the branch, so that the step never waits at both.
                 self.notes.push(PendingWrite::Left(*left, stays));

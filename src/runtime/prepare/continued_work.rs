@@ -42,7 +42,7 @@ pub(in crate::runtime) async fn continue_at_once(tx: &mut Tx<'_>, run: &Run) -> 
     Ok(Some(Box::new(ContinuedWork {
         branch: None,
         found: end.and_then(|end| Found::in_memory(tx, end, run.id)),
-        earlier: EarlierRuns::along_few(tx, resumed, run.id).await?,
+        earlier: EarlierRuns::from_few_resumed(tx, resumed, run.id).await?,
     })))
 }
 
@@ -73,7 +73,7 @@ pub(super) async fn continue_work(run_context: &RunContext) -> DbResult<Continue
             Ok(ContinuedWork {
                 branch,
                 found: end.and_then(|end| Found::in_memory(tx, end, id)),
-                earlier: EarlierRuns::along_few(tx, resumed, id).await?,
+                earlier: EarlierRuns::from_few_resumed(tx, resumed, id).await?,
             })
         })
     });

@@ -65,23 +65,23 @@ impl EarlierRuns {
 
     pub(super) async fn of(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Self> {
         let resumed = db::interrupts::resumed(tx, thread).await?;
-        Self::along(tx, resumed, run).await
+        Self::from_resumed(tx, resumed, run).await
     }
 
-    /// Returns the earlier runs like [`Self::along`]; none if the runs that brought answers are many.
-    pub(super) async fn along_few(
+    /// Returns the earlier runs like [`Self::from_resumed`]; none if the runs that brought answers are many.
+    pub(super) async fn from_few_resumed(
         tx: &mut Tx<'_>,
         resumed: Option<HashMap<RunId, RunId>>,
         run: RunId,
     ) -> DbResult<Option<Self>> {
         match resumed {
-            Some(resumed) => Self::along(tx, resumed, run).await.map(Some),
+            Some(resumed) => Self::from_resumed(tx, resumed, run).await.map(Some),
             None => Ok(None),
         }
     }
 
     /// Returns the earlier runs by the [runs that brought answers](db::interrupts::resumed).
-    async fn along(tx: &mut Tx<'_>, mut resumed: HashMap<RunId, RunId>, run: RunId) -> DbResult<Self> {
+    async fn from_resumed(tx: &mut Tx<'_>, mut resumed: HashMap<RunId, RunId>, run: RunId) -> DbResult<Self> {
         let mut earlier = Self::none(run);
         // The entry is removed, so that two runs that refer to each other end the loop.
         while let Some(before) = resumed.remove(&earlier.first) {

@@ -24,12 +24,12 @@ pub(in crate::runtime) async fn find_obstacle(run_context: &RunContext) -> DbRes
             had no effect.";
         return Ok(Some(Failure::new("AnswerTooLateError", text)));
     }
-    if may_begin_no_more(run_context).await? {
+    if has_lost_permission(run_context).await? {
         let text = "The user who has started this run may not start it any more: the thread or the assistant is not shared \
             with the user now, or a policy forbids the run.";
         return Ok(Some(Failure::new("PermissionError", text)));
     }
-    if !interrupts::goes_around(&run.request) {
+    if !interrupts::bypasses_interrupts(&run.request) {
         return Ok(None);
     }
     let thread = run.thread;
@@ -43,9 +43,9 @@ pub(in crate::runtime) async fn find_obstacle(run_context: &RunContext) -> DbRes
     Ok(obstacle.map(|assigned| Failure::new("PermissionError", format!("the thread waits for an answer: {assigned}"))))
 }
 
-/// Returns whether a delayed run may begin no more: its thread or its assistant is shared no more with its user, or a policy forbids
-/// the run.
-async fn may_begin_no_more(run_context: &RunContext) -> DbResult<bool> {
+/// Returns whether a delayed run has lost the permission to begin: its thread or its assistant is no longer shared with its
+/// user, or a policy forbids the run.
+async fn has_lost_permission(run_context: &RunContext) -> DbResult<bool> {
     let RunContext { core, run, .. } = run_context;
     let is_delayed = run.due_at > run.created_at && run.attempt == 1 && run.request.background.is_none();
     let Some(user) = run.request.caller.as_ref().filter(|_| is_delayed).cloned() else {

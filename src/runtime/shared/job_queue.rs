@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore};
 
 use super::left_claims::LeftClaims;
-use crate::db::retention::DuePlace;
+use crate::db::retention::DuePosition;
 use crate::domain::job::JobKind;
 
 /// The limits of a kind of jobs.
@@ -27,7 +27,7 @@ pub(in crate::runtime) struct JobQueue {
     pub(in crate::runtime) discovers: AtomicBool,
     tasks: Mutex<KnownTasks>,
     pub(in crate::runtime) left_claims: LeftClaims,
-    pub(in crate::runtime) left_by_sweep: LeftPlaces,
+    pub(in crate::runtime) left_by_sweep: SweepPositions,
     /// The states of the kinds, in the order of [`JobKind::ALL`].
     pub(in crate::runtime) kinds: Vec<KindState>,
 }
@@ -70,7 +70,7 @@ impl JobQueue {
             discovers: AtomicBool::new(true),
             tasks: Mutex::default(),
             left_claims: LeftClaims::default(),
-            left_by_sweep: LeftPlaces::default(),
+            left_by_sweep: SweepPositions::default(),
             kinds: kinds.collect(),
         }
     }
@@ -87,7 +87,7 @@ impl JobQueue {
     }
 
     /// Notes that there is a background task whose outcome is not known, or work on another server.
-    pub(in crate::runtime) fn has_tasks(&self) {
+    pub(in crate::runtime) fn note_task(&self) {
         let mut tasks = self.tasks();
         tasks.may_be_any = true;
         tasks.begun += 1;
@@ -121,7 +121,7 @@ impl JobQueue {
     }
 
     /// Waits until no job is at work in this process.
-    pub(in crate::runtime) async fn at_rest(&self) {
+    pub(in crate::runtime) async fn wait_until_idle(&self) {
         for state in &self.kinds {
             let all = u32::try_from(state.limits.at_once).unwrap_or(u32::MAX);
             drop(state.slots.acquire_many(all).await);
@@ -132,9 +132,9 @@ impl JobQueue {
 /// The places at which the last sweep of this process has left the threads, since it had passed over too many of them. So
 /// however many threads cannot be swept, those behind them are.
 #[derive(Debug, Default)]
-pub(in crate::runtime) struct LeftPlaces {
-    pub(in crate::runtime) expired: Mutex<Option<DuePlace>>,
-    pub(in crate::runtime) unpruned: Mutex<Option<DuePlace>>,
+pub(in crate::runtime) struct SweepPositions {
+    pub(in crate::runtime) expired: Mutex<Option<DuePosition>>,
+    pub(in crate::runtime) unpruned: Mutex<Option<DuePosition>>,
 }
 
 #[cfg(test)]
@@ -148,7 +148,7 @@ mod tests {
         assert!(is_woken(&queue), "it looks at its start");
         queue.run_ended(false);
         assert!(!is_woken(&queue), "there are no tasks");
-        queue.has_tasks();
+        queue.note_task();
         for _ in 0..3 {
             let known = queue.begin_look();
             queue.run_ended(false);
@@ -159,7 +159,7 @@ mod tests {
         queue.looked(known, false);
         queue.run_ended(false);
         assert!(!is_woken(&queue), "they are over");
-        queue.has_tasks();
+        queue.note_task();
         let early = queue.begin_look();
         queue.looked(early, false);
         queue.run_ended(false);

@@ -29,7 +29,7 @@ struct JobClaims {
 
 /// A look for claims that are left.
 #[derive(Debug)]
-pub(in crate::runtime) struct ClaimLook {
+pub(in crate::runtime) struct ClaimScan {
     began: Instant,
     /// The jobs at work.
     pub(in crate::runtime) at_work: Vec<JobId>,
@@ -69,17 +69,17 @@ impl LeftClaims {
     }
 
     /// Begins a look, if claims may be left.
-    pub(in crate::runtime) fn begin_look(&self) -> Option<ClaimLook> {
+    pub(in crate::runtime) fn begin_look(&self) -> Option<ClaimScan> {
         let claims = self.claims();
         claims.failed_at?;
-        Some(ClaimLook {
+        Some(ClaimScan {
             began: Instant::now(),
             at_work: claims.at_work.keys().copied().collect(),
         })
     }
 
     /// Notes that the claims that a look has found are given back. Later looks are needed until no commit can arrive any more.
-    pub(in crate::runtime) fn looked(&self, look: &ClaimLook) {
+    pub(in crate::runtime) fn looked(&self, look: &ClaimScan) {
         let mut claims = self.claims();
         if claims.failed_at.is_some_and(|failed| !is_likely(failed, look.began)) {
             claims.failed_at = None;

@@ -89,7 +89,7 @@ struct UnfollowedRun {
 }
 
 impl UnfollowedRuns {
-    /// Adds a run whose client does not know of it: it is cancelled once it is stored, if it is.
+    /// Adds a run whose client got no response. The run is cancelled if the database has stored it.
     pub(in crate::runtime) fn add(&self, run: RunId, written: CommitFlag) {
         let added = UnfollowedRun {
             since: Instant::now(),
@@ -102,8 +102,8 @@ impl UnfollowedRuns {
         self.insert(run, added);
     }
 
-    /// Adds a run whose client was connected to another process: it is cancelled after some time, unless there is a process
-    /// then to which a client that follows it is connected.
+    /// Adds a run whose client was connected to another process. The run is cancelled after some time, unless a client
+    /// follows the run at any process by then.
     pub(in crate::runtime) fn add_left(&self, run: RunId) {
         let written = CommitFlag::default();
         written.set();

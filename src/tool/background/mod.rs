@@ -92,7 +92,7 @@ impl Tool for BackgroundTool {
 
 impl BackgroundTool {
     async fn start(&self, scope: &Scope, call: &ToolCall) -> Result<ToolOutput, String> {
-        let wanted = argument(call, "subagent_type");
+        let wanted = call.text_argument("subagent_type");
         let Some(agent) = self.agent(wanted) else {
             let names: Vec<String> = self.agents.iter().map(|agent| format!("`{}`", agent.name)).collect();
             let names = names.join(", ");
@@ -100,7 +100,7 @@ impl BackgroundTool {
                 "There is no background agent `{wanted}`; there are {names}. Nothing was started."
             ));
         };
-        let text = argument(call, "description");
+        let text = call.text_argument("description");
         let run = scope.tasks.start(scope, BackgroundOrder { agent, text, call }).await?;
         let task = BackgroundTask::started(&agent.name, run, scope.now());
         let text = format!(
@@ -174,7 +174,7 @@ impl BackgroundTool {
                 &task,
                 BackgroundOrder {
                     agent,
-                    text: argument(call, "message"),
+                    text: call.text_argument("message"),
                     call,
                 },
             )
@@ -221,7 +221,7 @@ impl BackgroundTool {
     /// Lists the tasks that the state knows, each with its present status. A new outcome is reported with its result
     /// before the next request to the model.
     async fn list(&self, scope: &Scope, state: &State, call: &ToolCall) -> ToolOutput {
-        let filter = argument(call, "status_filter");
+        let filter = call.text_argument("status_filter");
         let all = BackgroundTask::all(state);
         let lines = all.iter().map(|task| async move {
             let mut unknown = String::new();
@@ -255,7 +255,7 @@ impl BackgroundTool {
 
     /// Returns the task that a call names.
     fn find_task(&self, state: &State, call: &ToolCall) -> Result<BackgroundTask, String> {
-        let id = argument(call, "task_id");
+        let id = call.text_argument("task_id");
         BackgroundTask::find(state, id).ok_or_else(|| {
             format!(
                 "There is no background task `{id}` here. Tasks that were under way when a conversation was copied belong \
@@ -263,10 +263,6 @@ impl BackgroundTool {
             )
         })
     }
-}
-
-fn argument<'c>(call: &'c ToolCall, name: &str) -> &'c str {
-    call.args.get(name).and_then(Value::as_str).unwrap_or_default().trim()
 }
 
 /// Returns an answer with an update that stores the task in the state.

@@ -68,7 +68,7 @@ fn normalise(given: &str) -> Result<String, String> {
     path::normalise(given).map_err(|why| {
         format!(
             "Error: the path '{}' is not allowed: {why}",
-            shown(&given.replace('\\', "/"))
+            abbreviated(&given.replace('\\', "/"))
         )
     })
 }
@@ -79,11 +79,11 @@ fn normalise(given: &str) -> Result<String, String> {
 /// The text for the model.
 fn pattern(given: &str, directory: &str) -> Result<Pattern, String> {
     Pattern::new(given, directory)
-        .map_err(|why| format!("Error: the pattern '{}' cannot be used: {why}.", shown(given)))
+        .map_err(|why| format!("Error: the pattern '{}' cannot be used: {why}.", abbreviated(given)))
 }
 
 /// Returns an argument as a result repeats it: the beginning of a long one.
-fn shown(argument: &str) -> String {
+fn abbreviated(argument: &str) -> String {
     cut_after(argument, MAX_SHOWN_CHARS, "…")
 }
 

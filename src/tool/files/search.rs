@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::workspace::MAX_SEARCH;
-use super::{FileContext, FileResult, SearchStop, normalise, pattern, shown, text, truncated};
+use super::{FileContext, FileResult, SearchStop, abbreviated, normalise, pattern, text, truncated};
 use crate::domain::path::below;
 use crate::tool::literal::python_list;
 
@@ -113,7 +113,7 @@ pub(super) async fn glob(context: &FileContext<'_>, args: Glob) -> Result<FileRe
     if paths.is_empty() && found.stop.is_none() {
         return Ok(FileResult::text(format!(
             "No files found that match '{}' in {directory}",
-            shown(&args.pattern)
+            abbreviated(&args.pattern)
         )));
     }
     let mut names = python_list(paths.iter().take(MAX_PATHS).map(|path| path.as_str()));
@@ -160,7 +160,7 @@ pub(super) async fn grep(context: &FileContext<'_>, args: Grep) -> Result<FileRe
         } else {
             ""
         };
-        let said = format!("No matches found for '{}'.{hint}", shown(&args.pattern));
+        let said = format!("No matches found for '{}'.{hint}", abbreviated(&args.pattern));
         return Ok(FileResult::text(with_cut_short(said, &found.cut_short)));
     }
     let mut lines: Vec<String> = vec![];

@@ -74,7 +74,7 @@ impl Inbox {
                 None
             }
             Incoming::Notice(notice) => {
-                self.calls.tell(notice);
+                self.calls.deliver(notice);
                 None
             }
             Incoming::Answer(_) | Incoming::Other => None,

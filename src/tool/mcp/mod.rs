@@ -491,7 +491,7 @@ impl McpServers {
         settings.is_none_or(|settings| settings.tools.allows(&format!("{server}/{tool}")))
     }
 
-    /// Returns the first of these servers that exists, if it is one of MCP.
+    /// Returns the first of these servers that exists; none if that is no MCP server.
     fn mcp_server(&self, keys: &[ServerKey]) -> Option<Arc<McpServer>> {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
         match &keys.iter().find_map(|key| running.get(key))?.server {

@@ -284,7 +284,7 @@ impl OpenCalls {
 
     /// Gives a notice to the call to which it belongs. A line of the log belongs to the only call that is open. It may come
     /// late, so it belongs to none if calls of different owners were made: it could be about another user's.
-    pub(super) fn tell(&self, notice: Notice) {
+    pub(super) fn deliver(&self, notice: Notice) {
         let calls = self.calls();
         let mut open = calls.open.iter().filter(|(_, notices)| !notices.is_over());
         match notice {

@@ -30,7 +30,7 @@ const MAX_UNREAD: usize = 64;
 /// The maximum number of characters that are logged of a line of standard error.
 const MAX_LOGGED_CHARS: usize = 500;
 /// The time after the connection is closed in which the rest of standard error is logged.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const STDERR_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The command that starts the program.
 #[derive(Debug, Clone)]
@@ -206,7 +206,7 @@ async fn log_lines(name: String, mut stderr: Lines<ChildStderr>, signals: Arc<Si
     // A process that has left the group may keep the pipe open.
     let closed = async {
         signals.closed.cancelled().await;
-        sleep(LAST_WORDS).await;
+        sleep(STDERR_TIMEOUT).await;
     };
     tokio::select! {
         () = log => {}

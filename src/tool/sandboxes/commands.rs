@@ -150,7 +150,7 @@ async fn take(frame: &PeerFrame, output: &mut CommandOutput<'_>) -> Result<Optio
         }
         "end" => {
             let end: End = read_foreign(frame.data.as_bytes()).map_err(|error| invalid(&error))?;
-            let end = end.meaning();
+            let end = end.into_sandbox_end();
             end.map(Some)
                 .ok_or_else(|| invalid(&"does not say how the command ended"))
         }
@@ -160,7 +160,7 @@ async fn take(frame: &PeerFrame, output: &mut CommandOutput<'_>) -> Result<Optio
 }
 
 impl End {
-    fn meaning(self) -> Option<SandboxEnd> {
+    fn into_sandbox_end(self) -> Option<SandboxEnd> {
         if let Some(code) = self.exit_code {
             return Some(SandboxEnd::Ended(CommandEnd::Exited(code)));
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::layers::{Source, collect, section_of_map, sources};
+use super::layers::{Source, collect, section_of_map, sources, without_tests};
 
 /// Phrases of the past that name nothing: a reader has to guess the noun, and an operator cannot search for it.
 const OLD_PHRASES: [&str; 8] = [
@@ -24,7 +24,8 @@ const OLD_NAMES: &str = "Wish Fate Errand Workshop Surroundings House Occasion C
     Teller Ledger Share Spent Pool Ancestry Happening Glance Origins Feed Lasting Handover Openings Ticket Whose \
     Beginnings Coming Ahead Growth Dense Speaker Outlet Said Wanted Spoken Glimpse Sketch Door Leave Begun Obeyed Keyed \
     Judgement Remark Finding Gaps Enclosed Knowledge Addendum Menu Gate Workplace Dismissal TakenBack Forgotten Inquiry \
-    Stay Provenance Holder Known";
+    Stay Provenance Holder Known NotACursor HeldBySocket LeftPlaces DuePlace ClaimLook QueueLook HostLooks Covers StoredBy \
+    Unfilled Undone AtWork";
 
 /// Phrases that say nothing to a reader of the API document: they name no run, interrupt, assistant or thread.
 const OLD_API_PHRASES: [&str; 14] = [
@@ -118,6 +119,45 @@ fn the_declaration_of_a_type_is_found_with_every_visibility() {
         assert_eq!(declared_type(line), Some("Wish"), "{line}");
     }
     assert_eq!(declared_type("let wish = Wish;"), None);
+}
+
+/// The functions of a text that are named like a question, as `is_ready`, and return no answer, with the numbers of their lines.
+fn questions_without_answer(text: &str) -> Vec<(usize, &str)> {
+    let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
+    let functions = lines.filter(|(_, line)| line.ends_with('{') && !line.contains("->"));
+    let named = functions.filter_map(|(at, line)| {
+        let (before, name) = line.split_once("fn ")?;
+        let is_function = before.is_empty() || before.ends_with(' ');
+        is_function.then_some((at, name))
+    });
+    named
+        .filter(|(_, name)| {
+            ["is_", "has_", "are_", "was_"]
+                .iter()
+                .any(|start| name.starts_with(start))
+        })
+        .collect()
+}
+
+#[test]
+fn functions_that_are_named_like_a_question_return_an_answer() {
+    let mut found = vec![];
+    // The names of tests are sentences.
+    for Source { place, text, .. } in sources().iter().filter(|file| !file.place.contains("tests")) {
+        for (line, name) in questions_without_answer(without_tests(text)) {
+            found.push(format!("{place}:{line}: {name}"));
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn a_function_is_named_like_a_question_by_its_first_word() {
+    let text = "fn is_out(&self) {\n}\npub async fn has_left(self) -> bool {\n}\nfn this() {\n}\npub fn was_read() {";
+    assert_eq!(
+        questions_without_answer(text),
+        [(1, "is_out(&self) {"), (7, "was_read() {")]
+    );
 }
 
 /// The words of the glossary in the lines of its section.

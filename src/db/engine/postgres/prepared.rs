@@ -66,8 +66,8 @@ impl PreparedStatements {
         self.by_text.insert(sql, statement);
     }
 
-    /// Takes the statement that is to be deallocated before one with this text is prepared, and returns the number in its name: one
-    /// with the same text for other types, or the oldest one if there is no room.
+    /// Removes the statement that has to be deallocated before `sql` is prepared, and returns the number in its name. This is a
+    /// statement with the same text for other types, or the oldest statement if there is no room.
     pub(super) fn take_replaced(&mut self, sql: &str) -> Option<usize> {
         if let Some(other) = self.by_text.remove(sql) {
             return Some(other.name);

@@ -187,7 +187,7 @@ impl BatchSession for PostgresSession<'_> {
     const OPENS_WITH_QUERIES: bool = false;
 
     /// A statement that is sent alone has its values and rows in binary form.
-    fn place(&self, values: PostgresValues, is_single: bool) -> SentValues<Self> {
+    fn sent_values(&self, values: PostgresValues, is_single: bool) -> SentValues<Self> {
         match is_single || matches!(self.batching, Batching::Never) || !values.can_be_literals() {
             true => SentValues::Alone(values),
             false => SentValues::InBatch(values),
@@ -328,7 +328,7 @@ impl<'c> PostgresConn<'c> {
     }
 
     /// Notes that the transaction was rolled back to a savepoint, so that Postgres takes statements again.
-    pub(in crate::db) fn has_recovered(&mut self) {
+    pub(in crate::db) fn clear_failure(&mut self) {
         self.session.failures.has_failed = false;
     }
 

@@ -72,14 +72,14 @@ fn a_step_that_is_carried_on_keeps_its_interrupts_answers_and_tasks() {
     let first = machine.call_asked(0, vec![question()]).remove(0);
     let second = machine.call_asked(1, vec![question()]).remove(0);
     assert!(machine.resolve(&first.id, json!("yes")));
-    let entry = machine.carry_on(id());
+    let entry = machine.carry_step(id());
     assert_eq!(entry.source, CheckpointSource::Fork);
     assert_eq!(entry.parent, before);
     assert_eq!([machine.call_task(0), machine.call_task(1)], tasks);
     assert_eq!(entry.next_base().task(TOOLS, 1), tasks[1]);
     let shown = machine.position.tasks(None, entry.id);
     assert_eq!(shown.iter().map(|task| task.id).collect::<Vec<_>>(), tasks);
-    machine.carry_on(id());
+    machine.carry_step(id());
     assert_eq!(machine.call_task(1), tasks[1], "also if it is carried on again");
     let mut machine = reloaded(&machine);
     assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![0]));
@@ -510,7 +510,7 @@ fn a_step_that_is_carried_on_uses_no_id_again() {
     let first = machine.call_asked(0, vec![question()]).remove(0);
     machine.resolve(&first.id, json!("yes"));
     machine.position.asked.clear();
-    machine.carry_on(id());
+    machine.carry_step(id());
     let second = machine.call_asked(0, vec![question()]).remove(0);
     assert_eq!(first.task, second.task);
     assert_ne!(first.id, second.id);
@@ -524,7 +524,7 @@ fn branches_that_carry_the_same_step_on_ask_under_different_ids() {
     }
     let mut other = machine.clone();
     let [first, second] = [(&mut machine, 0), (&mut other, 1)].map(|(branch, at)| {
-        branch.carry_on(id());
+        branch.carry_step(id());
         let open = branch.position.asked[at].id.clone();
         assert!(branch.resolve(&open, json!("yes")));
         branch.call_asked(0, vec![question()]).remove(0)

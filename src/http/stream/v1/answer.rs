@@ -11,6 +11,7 @@ use super::trace_records::TracedModelCall;
 use crate::domain::event::Chunk;
 use crate::domain::message::{Content, Message, Role};
 use crate::domain::state::Update;
+use crate::http::stream::fold::unsent_part;
 use crate::http::stream::frame::{AnswerOffset, CutChunk, Frame, FrameName, json};
 
 mod resume;
@@ -208,7 +209,7 @@ impl AnswerBuilder {
             .additional_kwargs
             .get("reasoning_content")
             .and_then(Value::as_str)
-            && let Some(rest) = rest_of(&self.reasoning, whole)
+            && let Some(rest) = unsent_part(&self.reasoning, whole)
         {
             self.push_chunk(&Chunk::Reasoning(rest.to_owned()), out);
         }
@@ -252,7 +253,7 @@ impl AnswerBuilder {
                 self.mark(&mut out[first..], from);
             }
             Content::Text(_) | Content::Blocks(_) => {
-                if let Some(rest) = rest_of(&self.text, upto) {
+                if let Some(rest) = unsent_part(&self.text, upto) {
                     self.push_chunk(&Chunk::Text(rest.to_owned()), out);
                 }
             }
@@ -538,9 +539,4 @@ pub(super) fn metadata_frame(id: &str, metadata: &str) -> Frame {
     data.extend_from_slice(metadata.as_bytes());
     data.extend_from_slice(b"}}");
     Frame::new("messages/metadata", data)
-}
-
-/// The part of `whole` after `sent`; `None` if it is empty, or if `whole` does not start with `sent`.
-fn rest_of<'a>(sent: &str, whole: &'a str) -> Option<&'a str> {
-    whole.strip_prefix(sent).filter(|rest| !rest.is_empty())
 }

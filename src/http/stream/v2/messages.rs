@@ -15,6 +15,7 @@ use super::frame_writer::{FrameSource, FrameWriter};
 use super::values::{reasoning, without_id};
 use crate::domain::event::{Chunk, Delta};
 use crate::domain::message::{Content, Message, Role};
+use crate::http::stream::fold::unsent_part;
 
 /// The messages of a model that were sent to one reader.
 #[derive(Default)]
@@ -340,7 +341,7 @@ impl Answer {
         for (kind, text, content) in parts(message) {
             let kind = self.known_kind(kind);
             let index = self.open(source, &kind, out);
-            if let Some(rest) = rest_of(&self.blocks[index].sent, &text).map(str::to_owned) {
+            if let Some(rest) = unsent_part(&self.blocks[index].sent, &text).map(str::to_owned) {
                 self.push_text(source, &kind, &rest, out);
             }
             finals.push((index, content));
@@ -457,12 +458,6 @@ fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
         parts.push((kind, text(&call.args), json!(call)));
     }
     parts
-}
-
-/// The part of `whole` after `sent`. `None` if it does not start with `sent`: the end of the block then contains all of
-/// it.
-fn rest_of<'a>(sent: &str, whole: &'a str) -> Option<&'a str> {
-    whole.strip_prefix(sent).filter(|rest| !rest.is_empty())
 }
 
 /// FNV-1a: the same in every process.

@@ -10,7 +10,7 @@ use crate::domain::call::edited_call;
 use crate::domain::id::TaskId;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::TOOLS;
-use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
+use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::Update;
 use crate::http::stream::fold::AgentFold;
 
@@ -60,7 +60,7 @@ fn call_of(agent: &AgentFold, id: &str) -> Option<ToolCall> {
 pub(super) fn end(agent: &mut TrackedAgent, at: usize, writes: &Update, delegated: bool, out: &mut FrameWriter<'_>) {
     let result = writes.messages.iter().find(|message| message.answers().is_some());
     let failed = result
-        .filter(|message| is_error(message))
+        .filter(|message| message.is_error_result())
         .map(|message| message.content.text());
     let was_open = result
         .and_then(|message| agent.open_calls.remove(message.answers()?))
@@ -146,16 +146,6 @@ fn put_error(agent: &TrackedAgent, id: &str, text: &str, out: &mut FrameWriter<'
         FrameId::Numbered,
         || json!({"event": "tool-error", "tool_call_id": id, "message": text}),
     );
-}
-
-fn is_error(message: &Message) -> bool {
-    matches!(
-        message.role,
-        Role::Tool {
-            status: ToolStatus::Error,
-            ..
-        }
-    )
 }
 
 /// The output of a delegation: a state update of the caller instead of a message.

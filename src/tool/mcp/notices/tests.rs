@@ -53,7 +53,7 @@ fn event_of(name: &str, payload: Value) -> Value {
 fn of_the_progress_that_waits_only_the_newest_is_sent() {
     let (calls, notices) = alone();
     for number in 0..100_000 {
-        calls.tell(progress(number));
+        calls.deliver(progress(number));
     }
     let newest = json!({"progress": 99_999, "total": 10, "message": "step 99999"});
     assert_eq!(payloads(&notices), [newest]);
@@ -64,11 +64,11 @@ fn of_the_progress_that_waits_only_the_newest_is_sent() {
 fn progress_of_another_call_and_of_one_that_is_over_is_ignored() {
     let (calls, notices) = alone();
     let foreign = Progress::read(&json!({"progress": 1})).expect("a progress");
-    calls.tell(Notice::Progress(token(2), foreign));
+    calls.deliver(Notice::Progress(token(2), foreign));
     assert!(payloads(&notices).is_empty());
     notices.end();
-    calls.tell(progress(1));
-    calls.tell(line("late"));
+    calls.deliver(progress(1));
+    calls.deliver(line("late"));
     assert!(payloads(&notices).is_empty());
 }
 
@@ -89,23 +89,23 @@ fn what_is_no_number_is_no_progress() {
 #[test]
 fn lines_and_messages_are_bounded_in_length_number_and_size() {
     let (calls, notices) = alone();
-    calls.tell(line(&"x".repeat(100_000)));
+    calls.deliver(line(&"x".repeat(100_000)));
     let long = json!({"level": "info", "data": {"list": vec![7; 100_000]}});
-    calls.tell(Notice::Log(LogLine::read(&long).expect("a line")));
+    calls.deliver(Notice::Log(LogLine::read(&long).expect("a line")));
     for number in 0..100 {
-        calls.tell(line(&number.to_string()));
+        calls.deliver(line(&number.to_string()));
     }
     let first = payloads(&notices);
     assert_eq!(first.len(), MAX_LINES);
     for payload in &first[..2] {
         assert_eq!(payload["data"].as_str().map(str::len), Some(MAX_CHARS));
     }
-    calls.tell(line("next"));
+    calls.deliver(line("next"));
     assert_eq!(payloads(&notices)[0]["left_out"], 100 + 2 - MAX_LINES);
 
     let mut size = 0;
     for _ in 0..1_000 {
-        calls.tell(line(&"y".repeat(MAX_CHARS)));
+        calls.deliver(line(&"y".repeat(MAX_CHARS)));
         size += payloads(&notices)
             .iter()
             .map(|payload| payload.to_string().len())
@@ -114,7 +114,7 @@ fn lines_and_messages_are_bounded_in_length_number_and_size() {
     assert!(size < 2 * MAX_BYTES, "{size}");
     let talkative = json!({"progress": 1, "message": "z".repeat(MAX_CHARS)});
     let talkative = Progress::read(&talkative).expect("a progress");
-    calls.tell(Notice::Progress(token(1), talkative));
+    calls.deliver(Notice::Progress(token(1), talkative));
     assert_eq!(
         payloads(&notices),
         [json!({"progress": 1, "total": null, "message": null})]
@@ -124,14 +124,14 @@ fn lines_and_messages_are_bounded_in_length_number_and_size() {
 #[test]
 fn a_line_belongs_to_the_only_call_and_to_none_of_two() {
     let (calls, first) = alone();
-    calls.tell(line("one"));
+    calls.deliver(line("one"));
     assert_eq!(payloads(&first)[0]["data"], "one");
     let second = CallNotices::new(&Ownership::default());
     calls.add_call(token(2), second.clone());
-    calls.tell(line("whose"));
+    calls.deliver(line("whose"));
     assert!(payloads(&first).is_empty() && payloads(&second).is_empty());
     first.end();
-    calls.tell(line("two"));
+    calls.deliver(line("two"));
     assert_eq!(payloads(&second)[0]["data"], "two");
 }
 
@@ -142,7 +142,7 @@ fn a_late_line_does_not_reach_the_call_of_another_user() {
     calls.add_call(token(1), first.clone());
     first.end();
     calls.add_call(token(2), second.clone());
-    calls.tell(line("about ann"));
+    calls.deliver(line("about ann"));
     assert!(payloads(&second).is_empty());
 }
 
@@ -154,11 +154,11 @@ async fn notices_are_sent_less_and_less_often() {
     let telling = async {
         let mut number = 0;
         while begun.elapsed() < Duration::from_secs(3_600) {
-            calls.tell(progress(number));
+            calls.deliver(progress(number));
             number += 1;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        calls.tell(progress(number));
+        calls.deliver(progress(number));
         notices.end();
         number
     };

@@ -28,7 +28,7 @@ impl ScopeSettings {
     }
 
     /// Returns the scopes that a token lacks and that the settings do not allow.
-    fn beyond(&self, needed: &OAuthScopes) -> OAuthScopes {
+    fn disallowed_scopes(&self, needed: &OAuthScopes) -> OAuthScopes {
         match self.allow_others() {
             true => OAuthScopes::default(),
             false => needed.without(&self.configured),
@@ -38,7 +38,7 @@ impl ScopeSettings {
     /// Returns the error that a token which this server has got by itself lacks scopes.
     pub(super) fn client_lacks(&self, needed: &OAuthScopes) -> ConnectionError {
         let section = McpOAuth::section(&self.server);
-        let beyond = self.beyond(needed);
+        let beyond = self.disallowed_scopes(needed);
         let way_out = if !beyond.is_empty() {
             format!("an operator has to add {beyond} to `scopes` in `{section}`, which is a limit")
         } else if self.allow_others() {
@@ -46,7 +46,7 @@ impl ScopeSettings {
         } else {
             format!("`scopes` in `{section}` has them, so an operator has to allow them at the authorization server")
         };
-        ConnectionError::ScopesMissing(format!("{}; {way_out}", shown(needed)))
+        ConnectionError::ScopesMissing(format!("{}; {way_out}", describe_scopes(needed)))
     }
 
     /// Returns the error that the authorization server gave no token with further scopes, for this reason.
@@ -54,14 +54,14 @@ impl ScopeSettings {
         let section = McpOAuth::section(&self.server);
         ConnectionError::ScopesMissing(format!(
             "{}; {reason}; an operator has to allow them there, or to set `scopes` in `{section}`",
-            shown(needed)
+            describe_scopes(needed)
         ))
     }
 
     /// Returns the error that the token of a login lacks scopes.
     pub(super) fn login_lacks(&self, needed: &OAuthScopes, key: &LoginKey) -> ConnectionError {
         let command = key.login_command();
-        let beyond = self.beyond(needed);
+        let beyond = self.disallowed_scopes(needed);
         let way_out = match beyond.is_empty() {
             true => format!("an operator has to run `{command}`"),
             false => {
@@ -69,12 +69,15 @@ impl ScopeSettings {
                 format!("an operator has to add {beyond} to `scopes` in `{section}`, and to run `{command}`")
             }
         };
-        ConnectionError::ScopesMissing(format!("{}; the login does not have them: {way_out}", shown(needed)))
+        ConnectionError::ScopesMissing(format!(
+            "{}; the login does not have them: {way_out}",
+            describe_scopes(needed)
+        ))
     }
 }
 
 /// Returns the text for scopes that a server asks for.
-fn shown(needed: &OAuthScopes) -> String {
+fn describe_scopes(needed: &OAuthScopes) -> String {
     match needed.is_empty() {
         true => "it does not say which".to_owned(),
         false => needed.to_string(),

@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
-use super::{AnswerBuilder, rest_of};
+use super::AnswerBuilder;
 use crate::domain::event::Chunk;
 use crate::domain::message::Message;
+use crate::http::stream::fold::unsent_part;
 use crate::http::stream::frame::{AnswerOffset, Frame, json};
 
 /// The first part of a finished message.
@@ -120,7 +121,7 @@ impl AnswerBuilder {
             return self.end_with(message, out);
         }
         let upto = Prefix::of(message, offset);
-        if let Some(rest) = rest_of(&self.reasoning, &upto.reasoning) {
+        if let Some(rest) = unsent_part(&self.reasoning, &upto.reasoning) {
             return self.push_chunk(&Chunk::Reasoning(rest.to_owned()), out);
         }
         if upto.text.len() > self.text.len() {
@@ -136,7 +137,7 @@ impl AnswerBuilder {
             let args = call.args;
             return self.push_chunk(&Chunk::Call { index, id, name, args }, out);
         };
-        if let Some(rest) = rest_of(&sent.args, &call.args) {
+        if let Some(rest) = unsent_part(&sent.args, &call.args) {
             let args = rest.to_owned();
             let chunk = Chunk::Call {
                 index,
