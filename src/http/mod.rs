@@ -9,13 +9,15 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::handler::Handler;
 use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use axum::routing::MethodRouter;
 use axum::{Json, Router};
 use futures::FutureExt;
 use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
+use utoipa_axum::{PathItemExt, paste, routes};
 
 use crate::auth::Authenticator;
 use crate::db::{Db, RowAccess};
@@ -188,115 +190,154 @@ impl Default for ApiSettings {
     }
 }
 
-/// The routes of the server itself, of assistants and of agents.
-fn discovery_routes() -> OpenApiRouter<AppState> {
-    OpenApiRouter::with_openapi(openapi::preface())
-        // The server itself.
-        .routes(routes!(system::root))
-        .routes(routes!(system::ok))
-        .routes(routes!(system::ready))
-        .routes(routes!(system::info))
-        .routes(routes!(system::metrics))
-        .routes(routes!(audit::list))
-        // Callers and API keys.
-        .routes(routes!(keys::me))
-        .routes(routes!(keys::ticket))
-        .routes(routes!(keys::create, keys::list))
-        .routes(routes!(keys::get, keys::revoke))
-        .routes(routes!(keys::rotate))
-        // The data of users.
-        .routes(routes!(users::export))
-        .routes(routes!(users::delete))
-        // Assistants.
-        .routes(routes!(assistants::create))
-        .routes(routes!(assistants::search))
-        .routes(routes!(assistants::count))
-        .routes(routes!(assistants::get, assistants::patch, assistants::delete))
-        .routes(routes!(assistants::versions))
-        .routes(routes!(assistants::use_version))
-        .routes(routes!(assistants::graph))
-        .routes(routes!(assistants::schemas))
-        .routes(routes!(assistants::subgraphs))
-        .routes(routes!(assistants::subgraph))
-        // Agent definitions.
-        .routes(routes!(agents::search))
-        .routes(routes!(agents::validate))
-        .routes(routes!(agents::get, agents::put, agents::delete))
-        .routes(routes!(agents::versions))
+/// Defines the route table: the handlers of all endpoints, those of one path in one line.
+///
+/// The routes and the documents of the endpoints are made apart, since the documents need as much memory as the rest of a
+/// server that rests, and few servers are ever asked for them.
+macro_rules! endpoints {
+    ($($($($segment:ident)::+),+;)+) => {
+        /// Returns the routes of all endpoints.
+        fn endpoint_routes() -> Router<AppState> {
+            let mut router = Router::new();
+            $($(router = add_route::<documented!($($segment)::+), _, _>(router, $($segment)::+);)+)+
+            router
+        }
+
+        /// Returns the document with all endpoints, in their order.
+        fn endpoint_documents() -> utoipa::openapi::OpenApi {
+            OpenApiRouter::<AppState>::with_openapi(openapi::preface())
+                $(.routes(routes!($($($segment)::+),+)))+
+                .into_openapi()
+        }
+    };
 }
 
-/// The route table: every endpoint, in the order of the API document.
-fn table() -> OpenApiRouter<AppState> {
-    discovery_routes()
-        // Threads.
-        .routes(routes!(threads::create))
-        .routes(routes!(threads::search))
-        .routes(routes!(threads::count))
-        .routes(routes!(threads::get, threads::patch, threads::delete))
-        .routes(routes!(threads::copy))
-        .routes(routes!(threads::prune))
-        .routes(routes!(threads::storage))
-        .routes(routes!(threads::stream::follow))
-        // The state of a thread and its history.
-        .routes(routes!(state::get, state::update))
-        .routes(routes!(state::at))
-        .routes(routes!(state::at_posted))
-        .routes(routes!(state::history, state::history_posted))
-        .routes(routes!(compaction::compact))
-        // Runs on a thread.
-        .routes(routes!(runs::create, runs::list))
-        .routes(routes!(runs::wait))
-        .routes(routes!(runs::stream))
-        .routes(routes!(runs::get, runs::delete))
-        .routes(routes!(runs::join))
-        .routes(routes!(runs::join_stream))
-        .routes(routes!(runs::cancel))
-        .routes(routes!(subagents::children))
-        .routes(routes!(subagents::tree))
-        .routes(routes!(subagents::state))
-        // The stream of a thread, and commands to it.
-        .routes(routes!(thread_events::commands::post))
-        .routes(routes!(thread_events::socket::get, thread_events::sse::post))
-        // Stateless runs.
-        .routes(routes!(stateless::create))
-        .routes(routes!(stateless::batch))
-        .routes(routes!(stateless::wait))
-        .routes(routes!(stateless::stream))
-        .routes(routes!(stateless::cancel))
-        // Crons.
-        .routes(routes!(crons::create))
-        .routes(routes!(crons::search))
-        .routes(routes!(crons::count))
-        .routes(routes!(crons::get, crons::patch, crons::delete))
-        .routes(routes!(crons::create_for_thread))
-        // Webhook deliveries.
-        .routes(routes!(deliveries::list))
-        .routes(routes!(deliveries::get))
-        .routes(routes!(deliveries::redeliver))
-        // Interrupts.
-        .routes(routes!(interrupts::pending))
-        .routes(routes!(interrupts::list))
-        .routes(routes!(interrupts::get))
-        .routes(routes!(interrupts::resolve))
-        .routes(routes!(approvals::list))
-        .routes(routes!(approvals::revoke))
-        // The Store.
-        .routes(routes!(store::get, store::put, store::delete))
-        .routes(routes!(store::search))
-        .routes(routes!(store::namespaces))
-        // The endpoints with which tools read the run that calls them.
-        .routes(routes!(call::state))
-        .routes(routes!(call::files))
-        .routes(routes!(call::file_content))
-        .routes(routes!(call::item))
-        .routes(routes!(call::search_items))
-        // Agents as tools of MCP clients.
-        .routes(routes!(mcp::get, mcp::post, mcp::delete))
+/// The type that describes a handler; `#[utoipa::path]` defines it.
+macro_rules! documented {
+    ($module:ident::$handler:ident) => {
+        paste! { $module::[<__path_ $handler>] }
+    };
+    ($outer:ident::$module:ident::$handler:ident) => {
+        paste! { $outer::$module::[<__path_ $handler>] }
+    };
 }
 
-/// The routes and the document of their endpoints. They are the same for all servers of a process, of which tests start
-/// thousands.
-static TABLE: LazyLock<(Router<AppState>, utoipa::openapi::OpenApi)> = LazyLock::new(|| table().split_for_parts());
+/// Adds the route of a handler, by its path and methods in the document.
+fn add_route<Documented, Arguments, H>(router: Router<AppState>, handler: H) -> Router<AppState>
+where
+    Documented: utoipa::Path,
+    Arguments: 'static,
+    H: Handler<Arguments, AppState>,
+{
+    let methods = Documented::methods().into_iter();
+    let methods = methods.fold(MethodRouter::new(), |methods, method| {
+        methods.on(method.to_method_filter(), handler.clone())
+    });
+    router.route(&Documented::path(), methods)
+}
+
+// In the order of the API document.
+endpoints! {
+    // The server itself.
+    system::root;
+    system::ok;
+    system::ready;
+    system::info;
+    system::metrics;
+    audit::list;
+    // Callers and API keys.
+    keys::me;
+    keys::ticket;
+    keys::create, keys::list;
+    keys::get, keys::revoke;
+    keys::rotate;
+    // The data of users.
+    users::export;
+    users::delete;
+    // Assistants.
+    assistants::create;
+    assistants::search;
+    assistants::count;
+    assistants::get, assistants::patch, assistants::delete;
+    assistants::versions;
+    assistants::use_version;
+    assistants::graph;
+    assistants::schemas;
+    assistants::subgraphs;
+    assistants::subgraph;
+    // Agent definitions.
+    agents::search;
+    agents::validate;
+    agents::get, agents::put, agents::delete;
+    agents::versions;
+    // Threads.
+    threads::create;
+    threads::search;
+    threads::count;
+    threads::get, threads::patch, threads::delete;
+    threads::copy;
+    threads::prune;
+    threads::storage;
+    threads::stream::follow;
+    // The state of a thread and its history.
+    state::get, state::update;
+    state::at;
+    state::at_posted;
+    state::history, state::history_posted;
+    compaction::compact;
+    // Runs on a thread.
+    runs::create, runs::list;
+    runs::wait;
+    runs::stream;
+    runs::get, runs::delete;
+    runs::join;
+    runs::join_stream;
+    runs::cancel;
+    subagents::children;
+    subagents::tree;
+    subagents::state;
+    // The stream of a thread, and commands to it.
+    thread_events::commands::post;
+    thread_events::socket::get, thread_events::sse::post;
+    // Stateless runs.
+    stateless::create;
+    stateless::batch;
+    stateless::wait;
+    stateless::stream;
+    stateless::cancel;
+    // Crons.
+    crons::create;
+    crons::search;
+    crons::count;
+    crons::get, crons::patch, crons::delete;
+    crons::create_for_thread;
+    // Webhook deliveries.
+    deliveries::list;
+    deliveries::get;
+    deliveries::redeliver;
+    // Interrupts.
+    interrupts::pending;
+    interrupts::list;
+    interrupts::get;
+    interrupts::resolve;
+    approvals::list;
+    approvals::revoke;
+    // The Store.
+    store::get, store::put, store::delete;
+    store::search;
+    store::namespaces;
+    // The endpoints with which tools read the run that calls them.
+    call::state;
+    call::files;
+    call::file_content;
+    call::item;
+    call::search_items;
+    // Agents as tools of MCP clients.
+    mcp::get, mcp::post, mcp::delete;
+}
+
+/// The routes. They are the same for all servers of a process, of which tests start thousands.
+static ROUTES: LazyLock<Router<AppState>> = LazyLock::new(endpoint_routes);
 
 /// The router with all middleware.
 pub fn router(api: ApiParts) -> Router {
@@ -319,14 +360,13 @@ pub fn router(api: ApiParts) -> Router {
         metrics: api.metrics.clone(),
         access_log: settings.access_log,
     };
-    let (routes, endpoints) = &*TABLE;
     let console = match settings.console {
         true => console::pages(),
         false => Router::new(),
     };
-    routes
+    ROUTES
         .clone()
-        .merge(openapi::pages(endpoints, api.auth.is_on()))
+        .merge(openapi::pages(api.auth.is_on()))
         .merge(console)
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)

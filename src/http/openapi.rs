@@ -23,7 +23,7 @@ mod swagger_ui;
 use security::require_credentials;
 
 use super::error::{ApiError, ErrorBody};
-use super::{AppState, TABLE};
+use super::{AppState, endpoint_documents};
 
 /// The head of the document, without endpoints.
 #[derive(OpenApi)]
@@ -67,7 +67,7 @@ const UNAVAILABLE: &str = "The server is overloaded or shutting down, or its dat
 
 /// The complete document.
 pub fn document() -> openapi::OpenApi {
-    complete(TABLE.1.clone())
+    complete(endpoint_documents())
 }
 
 /// Adds what all endpoints have in common: their error responses, and the partial shapes that `select` leaves.
@@ -232,11 +232,11 @@ fn add_errors(operation: &mut Operation, changes: bool) {
     add("500", "Internal error; `detail` holds the id under which it was logged");
 }
 
-/// The routes `/openapi.json`, and `/docs`, a page that needs no external resources. `endpoints` is the document of the
-/// route table; it is completed when it is first read, since few servers are ever asked for it.
-pub(super) fn pages(endpoints: &'static openapi::OpenApi, requires_credentials: bool) -> Router<AppState> {
+/// The routes `/openapi.json`, and `/docs`, a page that needs no external resources. The document is made when it is first
+/// read, since few servers are ever asked for it.
+pub(super) fn pages(requires_credentials: bool) -> Router<AppState> {
     let text = Arc::new(LazyLock::new(move || {
-        let mut document = complete(endpoints.clone());
+        let mut document = document();
         if requires_credentials {
             require_credentials(&mut document);
         }

@@ -5,6 +5,7 @@ mod headers;
 mod retry_after;
 pub mod sse;
 pub mod ssrf;
+mod system_roots;
 
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
@@ -13,16 +14,15 @@ use reqwest::{ClientBuilder, Response};
 use rustls::ClientConfig;
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
-use rustls_platform_verifier::Verifier;
 
 pub use headers::secret_headers;
 pub use retry_after::retry_after;
+use system_roots::SystemRoots;
 
 /// A builder of an HTTP client that uses rustls with the cryptography of `ring`.
 ///
 /// `ring` compiles within seconds on a small machine. A program that embeds the server keeps the provider that it
-/// installed before. The certificate authorities of the system are read only once: a server has a dozen clients, and
-/// reading them takes longer than the rest of its start.
+/// installed before. All clients have the same certificate authorities, those of the [system](system_roots).
 pub fn client_builder() -> ClientBuilder {
     static TLS: OnceLock<Option<ClientConfig>> = OnceLock::new();
     let builder = reqwest::Client::builder();
@@ -44,7 +44,7 @@ fn tls() -> Result<ClientConfig, rustls::Error> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let installed = CryptoProvider::get_default().cloned();
     let provider = installed.unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
-    let verifier = Verifier::new(Arc::clone(&provider))?;
+    let verifier = SystemRoots::new(Arc::clone(&provider));
     let mut tls = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .dangerous()

@@ -74,11 +74,18 @@ pub(in crate::db) fn table_names() -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Brings the tables of SQLite up to date.
+/// Brings the tables of SQLite up to date, and sets how durable the commits of the connection are.
 pub(in crate::db) async fn migrate_sqlite(conn: &mut SqliteConnection) -> DbResult<()> {
     // Tables of a newer version are named as such.
-    sqlite_state(conn).await?;
-    Ok(SQLITE_TABLES.run(conn).await?)
+    if sqlite_state(conn).await? != TableState::Current {
+        // To wait for the disk after each migration is most of the first start. Migrations that a loss of power takes away
+        // are applied at the next start; the first commit after them makes them durable, too.
+        raw_sql("pragma synchronous = normal").execute(&mut *conn).await?;
+        SQLITE_TABLES.run(&mut *conn).await?;
+    }
+    // A commit that was reported must survive a loss of power.
+    raw_sql("pragma synchronous = full").execute(&mut *conn).await?;
+    Ok(())
 }
 
 /// Brings the tables of Postgres up to date. If they are, nothing is written, so that a role which may not create tables
@@ -153,6 +160,18 @@ mod tests {
     use sqlx::Connection;
 
     use super::*;
+
+    #[tokio::test]
+    async fn commits_wait_for_the_disk_when_the_tables_are_current() {
+        let mut conn = SqliteConnection::connect("sqlite::memory:")
+            .await
+            .expect("a connection");
+        for tables in ["new", "known"] {
+            migrate_sqlite(&mut conn).await.expect("the tables are current");
+            let synchronous = query_scalar::<_, i64>("pragma synchronous").fetch_one(&mut conn).await;
+            assert_eq!(synchronous.expect("a number"), 2, "{tables} tables: `full`");
+        }
+    }
 
     #[tokio::test]
     async fn the_tables_of_a_newer_version_are_named_as_such() {
