@@ -441,9 +441,13 @@ pub async fn of_thread_later(
     status: Option<InterruptState>,
 ) -> DbResult<LaterInterrupts> {
     const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, ordinal");
-    const SOME: &str = concatcp!(SELECT, " where thread_id = $1 and status = $2 order by seq, ordinal");
+    const SOME: &str = " where thread_id = $1 and status = $2 order by seq, ordinal";
+    // SQLite would read all interrupts of the thread in the table, whose rows are large.
+    const SQLITE: &str = concatcp!(SELECT, " indexed by interrupts_by_thread", SOME);
+    const POSTGRES: &str = concatcp!(SELECT, SOME);
+    let some = tx.either(SQLITE, POSTGRES);
     let statement = match status {
-        Some(status) => tx.statement(SOME).bind(thread.0).bind(status.word()),
+        Some(status) => tx.statement(some).bind(thread.0).bind(status.word()),
         None => tx.statement(ALL).bind(thread.0),
     };
     statement.fetch_later().await.map(LaterInterrupts)
