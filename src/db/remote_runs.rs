@@ -53,8 +53,9 @@ impl From<RemoteRunRow> for RemoteRun {
 const IS_RAISED_BY_IT: &str = "(i.lane = r.run_id or (i.run_id = r.run_id and r.depth = 0))";
 
 /// The SQL condition that the run of row `e` is over, with one of the statuses `{statuses}`: it does not wait, and no run is
-/// at work on its thread that may continue it. A deleted run is over. The condition is a [question about a thread](super::of_thread),
-/// and so are those below. `offset 0` keeps Postgres from answering them for all runs and threads.
+/// at work on its thread that may continue it. A deleted run is over. The condition is a
+/// [question about a thread](super::of_thread), and so are those below. `offset 0` keeps Postgres from answering them for all runs
+/// and threads.
 const IS_OVER: &str = concatcp!(
     "not exists (select 1 from runs r where r.run_id = e.remote_run_id and (r.status not in {statuses} \
      or exists (select 1 from interrupts i where i.thread_id = r.thread_id and i.status = 'pending' and ",

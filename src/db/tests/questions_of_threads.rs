@@ -13,7 +13,7 @@ use crate::db::{DbResult, Tx, background, checkpoints, events, interrupts, remot
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
-use crate::domain::id::{CheckpointId, RunId, ThreadId, WorkerId};
+use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId, WorkerId};
 use crate::domain::run::RunStatus;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -287,6 +287,39 @@ async fn a_checkpoint_is_found_without_the_others_of_its_lane_on_postgres() {
             write!(db, |tx| execute(tx, FILL.to_owned()));
             write!(db, |tx| execute(tx, STEPS.to_owned()));
             let scans = read!(db, |tx| scans_of_checkpoint(tx, thread));
+            assert_eq!(scans, 0);
+        })
+    })
+    .await;
+}
+
+/// Looks for an interrupt of a thread several times. Returns how often the index of the interrupts of threads was read.
+async fn scans_of_interrupt(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<i64> {
+    const BY_THREAD: [&str; 1] = ["interrupts_by_thread"];
+    let before = scans(tx, &BY_THREAD).await?;
+    for _ in 0..UNTIL_GENERIC {
+        assert!(interrupts::find(tx, thread, id).await?.is_some());
+        let recipient = interrupts::recipient_later(tx, thread, id).await?;
+        assert!(recipient.read(tx).await?.is_some());
+    }
+    Ok(scans(tx, &BY_THREAD).await? - before)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_interrupt_is_found_without_the_others_of_its_thread_on_postgres() {
+    // Threads on which one question was asked.
+    const ASKED: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, status, \
+        interrupt, created_at, seq, ordinal) select 'q' || thread_id, thread_id, thread_id, thread_id, '', '[]', thread_id, \
+        'resolved', '', 0, 1, 0 from threads; analyze interrupts";
+    with_postgres(None, |db| {
+        Box::pin(async move {
+            write!(db, |tx| execute(tx, FILL.to_owned()));
+            write!(db, |tx| execute(tx, ASKED.to_owned()));
+            let thread = stored_thread(&db).await;
+            let asked = pending_interrupt(thread, Lane::Main, 1);
+            let id = asked.interrupt.id.clone();
+            write!(db, |tx| interrupts::insert(tx, &asked));
+            let scans = read!(db, |tx| scans_of_interrupt(tx, thread, &id));
             assert_eq!(scans, 0);
         })
     })
