@@ -255,9 +255,10 @@ pub(super) async fn insert_with_events(
 
 /// Returns the segment of a new checkpoint whose parent is already stored.
 async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
+    // Compared by `=`, the lane could have Postgres look for the parent in the index of lanes, among all checkpoints of this one.
     const SQL: &str = "select segment, exists (select 1 from checkpoints later where later.thread_id = parent.thread_id \
         and later.lane = parent.lane and later.segment = parent.segment and later.seq > parent.seq) \
-        from checkpoints parent where checkpoint_id = $1 and thread_id = $2 and lane = $3";
+        from checkpoints parent where checkpoint_id = $1 and thread_id = $2 and lane is not distinct from $3";
     let Some(parent) = placed.entry.parent else {
         return Ok(placed.seq);
     };

@@ -113,8 +113,11 @@ const SELECT: &str = "\
     select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_id, task_call_id, \
     status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal from interrupts";
 
+/// The condition on the interrupt `$2` of the thread `$1`. Compared by `=`, the thread could have Postgres look for the id among
+/// all interrupts of the thread, since most threads have few. So it looks for the id, which few threads share.
+const IS_FOUND: &str = " where interrupt_id = $2 and thread_id is not distinct from $1";
 /// The statement for the interrupt `$2` on the thread `$1`.
-const FIND: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
+const FIND: &str = concatcp!(SELECT, IS_FOUND);
 
 from_row! {
     struct InterruptRow {
@@ -441,9 +444,13 @@ pub async fn of_thread_later(
     status: Option<InterruptState>,
 ) -> DbResult<LaterInterrupts> {
     const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, ordinal");
-    const SOME: &str = concatcp!(SELECT, " where thread_id = $1 and status = $2 order by seq, ordinal");
+    const SOME: &str = " where thread_id = $1 and status = $2 order by seq, ordinal";
+    // SQLite would read all interrupts of the thread in the table, whose rows are large.
+    const SQLITE: &str = concatcp!(SELECT, " indexed by interrupts_by_thread", SOME);
+    const POSTGRES: &str = concatcp!(SELECT, SOME);
+    let some = tx.either(SQLITE, POSTGRES);
     let statement = match status {
-        Some(status) => tx.statement(SOME).bind(thread.0).bind(status.word()),
+        Some(status) => tx.statement(some).bind(thread.0).bind(status.word()),
         None => tx.statement(ALL).bind(thread.0),
     };
     statement.fetch_later().await.map(LaterInterrupts)
@@ -559,7 +566,7 @@ pub struct LaterRecipient(LaterRows<(Uuid, Option<Uuid>)>);
 /// Returns the recipient of the answer to an interrupt of a thread, to be read later in the transaction, which must answer no
 /// interrupt meanwhile. The question is not read, which may be large. It is read together with other rows.
 pub async fn recipient_later(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<LaterRecipient> {
-    const SQL: &str = "select lane, resumed_by from interrupts where thread_id = $1 and interrupt_id = $2";
+    const SQL: &str = concatcp!("select lane, resumed_by from interrupts", IS_FOUND);
     let statement = tx.statement(SQL).bind(thread.0).bind(id.0.as_str());
     statement.fetch_later().await.map(LaterRecipient)
 }

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::jobs::{self, JobOwner};
+use super::of_thread::{of_thread_on_postgres, of_thread_on_sqlite};
 use super::row::from_row;
 use super::{DbResult, Tx};
 use crate::definition::DefinitionDigest;
@@ -48,30 +49,32 @@ impl From<RemoteRunRow> for RemoteRun {
     }
 }
 
-/// The SQL condition that interrupt `i` was raised by the run of row `e`. Those of main agents are in the main lane.
-const IS_RAISED_BY_IT: &str = "(i.lane = e.remote_run_id or (i.run_id = e.remote_run_id \
-    and exists (select 1 from runs o where o.run_id = e.remote_run_id and o.depth = 0)))";
+/// The SQL condition that interrupt `i` was raised by the run `r`. Those of main agents are in the main lane.
+const IS_RAISED_BY_IT: &str = "(i.lane = r.run_id or (i.run_id = r.run_id and r.depth = 0))";
 
 /// The SQL condition that the run of row `e` is over, with one of the statuses `{statuses}`: it does not wait, and no run is
-/// at work on its thread that may continue it. A deleted run is over.
+/// at work on its thread that may continue it. A deleted run is over. The condition is a
+/// [question about a thread](super::of_thread), and so are those below. `offset 0` keeps Postgres from answering them for all runs
+/// and threads.
 const IS_OVER: &str = concatcp!(
     "not exists (select 1 from runs r where r.run_id = e.remote_run_id and (r.status not in {statuses} \
      or exists (select 1 from interrupts i where i.thread_id = r.thread_id and i.status = 'pending' and ",
     IS_RAISED_BY_IT,
-    ") or (r.status <> 'error' and (exists (select 1 from runs m \
-     where m.thread_id = r.thread_id and m.depth = 0 and m.status = 'pending') or exists (select 1 from runs m \
-     where m.thread_id = r.thread_id and m.depth = 0 and m.status = 'running')))))"
+    " limit 1 offset 0) or (r.status <> 'error' and (exists (select 1 from runs m \
+     where m.thread_id = r.thread_id and m.depth = 0 and {pending} limit 1 offset 0) or exists (select 1 from runs m \
+     where m.thread_id = r.thread_id and m.depth = 0 and {running} limit 1 offset 0)))) limit 1 offset 0)"
 );
 
 /// The SQL condition that the run of row `e` is one of a main agent, and its question was dropped.
-const IS_ABANDONED: &str = "exists (select 1 from runs o join interrupts i on i.thread_id = o.thread_id and i.run_id = o.run_id \
-    where o.run_id = e.remote_run_id and o.depth = 0 and i.status = 'dropped')";
+const IS_ABANDONED: &str = "exists (select 1 from runs o where o.run_id = e.remote_run_id and o.depth < 1 \
+    and exists (select 1 from interrupts i where i.thread_id = o.thread_id and i.run_id = o.run_id and i.status = 'dropped' \
+    limit 1 offset 0) limit 1 offset 0)";
 
 /// The SQL condition that the run of row `e` has succeeded.
 const HAS_SUCCEEDED: &str = concatcp!(
     "not ",
     IS_ABANDONED,
-    " and exists (select 1 from runs r where r.run_id = e.remote_run_id and r.status = 'success') and ",
+    " and exists (select 1 from runs r where r.run_id = e.remote_run_id and r.status = 'success' limit 1 offset 0) and ",
     str_replace!(IS_OVER, "{statuses}", "('success')")
 );
 
@@ -86,12 +89,13 @@ const IS_UNWANTED: &str = concatcp!(
 
 /// The SQL condition that the run of row `e` waits for an answer, and no run is at work on its thread, or brings one.
 const WAITS: &str = concatcp!(
-    "exists (select 1 from runs r join interrupts i on i.thread_id = r.thread_id \
-     where r.run_id = e.remote_run_id and i.status = 'pending' and ",
+    "exists (select 1 from runs r where r.run_id = e.remote_run_id \
+     and exists (select 1 from interrupts i where i.thread_id = r.thread_id and i.status = 'pending' and ",
     IS_RAISED_BY_IT,
-    " and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 and m.status = 'running') \
-     and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 and m.status = 'pending' \
-     and m.turn = 'answer'))"
+    " limit 1 offset 0) \
+     and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 and {running} limit 1 offset 0) \
+     and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 and {pending} \
+     and m.turn = 'answer' limit 1 offset 0) limit 1 offset 0)"
 );
 
 /// The SQL condition that no job will cancel the work of row `e`.
@@ -160,7 +164,8 @@ pub async fn any_over(tx: &mut Tx<'_>) -> DbResult<bool> {
         str_replace!(IS_OVER, "{statuses}", "('success', 'error', 'timeout', 'interrupted')"),
         ")"
     );
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    Ok(on_engine!(tx, |conn| query_scalar(sql).fetch_one(conn).await)?)
 }
 
 /// Deletes some remote runs that have succeeded.
@@ -170,7 +175,8 @@ pub async fn delete_done(tx: &mut Tx<'_>, limit: i64) -> DbResult<()> {
         HAS_SUCCEEDED,
         " order by e.remote_run_id limit $1)"
     );
-    on_engine!(tx, |conn| query(SQL).bind(limit).execute(conn).await.map(drop))?;
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    on_engine!(tx, |conn| query(sql).bind(limit).execute(conn).await.map(drop))?;
     Ok(())
 }
 
@@ -183,7 +189,8 @@ pub async fn schedule_cancelling(tx: &mut Tx<'_>, now: Timestamp, limit: i64) ->
         IS_UNWANTED,
         " order by e.remote_run_id limit $1"
     );
-    schedule(tx, SQL, JobKind::CancelRemote, now, limit).await
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    schedule(tx, sql, JobKind::CancelRemote, now, limit).await
 }
 
 /// Returns whether a remote run is to be cancelled.
@@ -193,7 +200,8 @@ pub async fn is_unwanted(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
         IS_UNWANTED,
         ")"
     );
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(run.0)
         .fetch_one(conn)
         .await)?)
@@ -208,7 +216,8 @@ pub async fn any_unwatched(tx: &mut Tx<'_>) -> DbResult<bool> {
         WAITS,
         ")"
     );
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    Ok(on_engine!(tx, |conn| query_scalar(sql).fetch_one(conn).await)?)
 }
 
 /// Schedules polling of some remote runs that wait for an answer.
@@ -220,7 +229,8 @@ pub async fn schedule_watching(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> D
         WAITS,
         " order by e.remote_run_id limit $1"
     );
-    schedule(tx, SQL, JobKind::WatchInterrupt, now, limit).await
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    schedule(tx, sql, JobKind::WatchInterrupt, now, limit).await
 }
 
 async fn schedule(tx: &mut Tx<'_>, sql: &'static str, kind: JobKind, now: Timestamp, limit: i64) -> DbResult<()> {
@@ -238,7 +248,8 @@ pub async fn waits(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
         WAITS,
         ")"
     );
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+    let sql = tx.either(of_thread_on_sqlite!(SQL), of_thread_on_postgres!(SQL));
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(run.0)
         .fetch_one(conn)
         .await)?)

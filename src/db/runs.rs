@@ -534,7 +534,8 @@ from_row! {
 /// Returns the values of [`find_before`], to be read later in the transaction, which must store or change no run of the thread
 /// meanwhile. They are read together with other rows.
 pub async fn find_before_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRunBefore> {
-    const BEGUN: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
+    // With `depth = 0`, Postgres may read all runs of the thread in the index of their first events, and sort them.
+    const BEGUN: &str = "select run_id, queue, request from runs where thread_id = $1 and depth < 1 \
         and status <> 'pending' order by created_at desc, run_id desc limit 1";
     let begun = tx.statement(BEGUN).bind(thread.0).fetch_later().await?;
     Ok(LaterRunBefore { thread, begun })
@@ -553,7 +554,8 @@ impl LaterRunBefore {
 
 /// Returns what a run takes over from the newest run of the main agent on a thread.
 async fn newest_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunBefore>> {
-    const ANY: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
+    // As in [`find_before_later`].
+    const ANY: &str = "select run_id, queue, request from runs where thread_id = $1 and depth < 1 \
         order by created_at desc, run_id desc limit 1";
     let found: Option<BeforeRow> = tx.statement(ANY).bind(thread.0).fetch_optional().await?;
     found.map(RunBefore::try_from).transpose()
@@ -607,7 +609,7 @@ pub async fn list(tx: &mut Tx<'_>, wanted: &RunList) -> DbResult<ListPart<Run>> 
     );
     const SOME: &str = concatcp!(
         SELECT,
-        " where thread_id = $1 and depth = 0 and status = $4 order by created_at desc, run_id desc limit $2 offset $3"
+        " where thread_id = $1 and depth < 1 and status = $4 order by created_at desc, run_id desc limit $2 offset $3"
     );
     let sql = if wanted.status.is_some() { SOME } else { ALL };
     let weigh = |row: &RunRow| {

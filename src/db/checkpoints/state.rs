@@ -228,9 +228,9 @@ async fn newest_steps(
     checkpoint: CheckpointId,
 ) -> DbResult<Vec<StepRow>> {
     // Subqueries instead of a join: Postgres could begin the join with the steps, and look for the checkpoint among all
-    // steps for each of them.
+    // steps for each of them. Compared by `=`, the lane could have it look for the checkpoint in the index of lanes.
     const OF_CHECKPOINT: &str = " from checkpoints upto where upto.thread_id = $2 and upto.checkpoint_id = $1 \
-        and upto.lane = $3)";
+        and upto.lane is not distinct from $3)";
     const SQL: &str = concatcp!(
         "select step.checkpoint_id, step.parent_id, step.seq, step.segment, step.writes from checkpoints step \
          where step.thread_id = $2 and step.lane = $3 and step.seq >= (select upto.segment",

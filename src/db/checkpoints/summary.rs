@@ -79,9 +79,10 @@ pub async fn load_summary(
     lane: Lane,
     id: CheckpointId,
 ) -> DbResult<Option<CheckpointSummary>> {
+    // Compared by `=`, the lane could have Postgres look for the checkpoint in the index of lanes, among all of this one.
     const SQL: &str = concatcp!(
         SELECT_SUMMARY,
-        " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
+        " where checkpoint_id = $1 and thread_id = $2 and lane is not distinct from $3"
     );
     let sql = with_parents!(tx, SQL);
     let statement = tx.statement(sql).bind(id.0).bind(thread.0).bind(IdColumn(lane));

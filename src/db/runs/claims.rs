@@ -265,9 +265,10 @@ const HELD: &str = " where run_id = $1 and worker = $2 and fence = $3";
 
 /// The condition on run `$1` that locks its thread until the end of the transaction, with the strength `{lock}`. A condition
 /// holds before the row of the run is locked, so the two are locked [in their order](crate::db#the-order-of-locks) without a
-/// statement more.
-const AND_THREAD_IS_LOCKED: &str = " and thread_id = (select threads.thread_id from threads where threads.thread_id = \
-    (select own.thread_id from runs own where own.run_id = $1) for {lock})";
+/// statement more. Written as `=`, Postgres could look for the run among all runs of its thread, in the index of these: where most
+/// threads have one run, that index seems to serve as well as the primary key.
+const AND_THREAD_IS_LOCKED: &str = " and thread_id is not distinct from (select threads.thread_id from threads \
+    where threads.thread_id = (select own.thread_id from runs own where own.run_id = $1) for {lock})";
 
 /// Returns whether the worker still holds the run. If so, no other worker can claim it, and nobody can delete its thread,
 /// before the end of the transaction.

@@ -60,29 +60,36 @@ pub async fn begun_with(tx: &mut Tx<'_>, thread: ThreadId, namespaces: &[String]
     Ok(first)
 }
 
-/// The SQL query for the run of the main agent that ended last on the thread `{thread}`. Two kinds of runs are passed over,
-/// unless there is no other: a queued run that was cancelled before it began, and one whose answer came too late. The latter
-/// has failed before its first step, and no interrupt has its answer.
-pub(in crate::db) const LAST_ENDED_ON_POSTGRES: &str = concatcp!(ENDED, AND_NO_STEP, ")", NEWEST);
+/// The SQL query for the run of the main agent that ended last on the thread `{thread}`; its result is null if none has ended. Two
+/// kinds of runs are passed over, unless there is no other: a queued run that was cancelled before it began, and one whose answer
+/// came too late. The latter has failed before its first step, and no interrupt has its answer.
+///
+/// Runs of a thread do not overlap, so that which began last has ended last. They are read in the index of their first events, from
+/// the newest one to the first that is not passed over. Only where each is passed over, all of them are read. `offset 0` keeps
+/// Postgres from reading the interrupts of all threads.
+pub(in crate::db) const LAST_ENDED_ON_POSTGRES: &str = concatcp!(ENDED, OR_A_STEP, FOUND, OR_ANY);
 /// The same on SQLite, see [`OF_MAIN_AGENTS`].
 pub(in crate::db) const LAST_ENDED_ON_SQLITE: &str = concatcp!(
     ENDED,
-    AND_NO_STEP,
+    OR_A_STEP,
     OF_MAIN_AGENTS,
-    ")",
-    AND_NO_STEP,
+    FOUND,
+    OR_A_STEP,
     OF_SUBAGENTS,
-    ")",
-    NEWEST
+    FOUND,
+    OR_ANY
 );
-const ENDED: &str = "select ended.run_id from runs ended where ended.thread_id = {thread} \
-    and ended.depth = 0 and ended.status not in ('pending', 'running') \
-    order by ended.first_seq is null or (coalesce(ended.turn, '') = 'answer' and ended.status = 'error' \
-    and not exists (select 1 from interrupts answered \
-    where answered.thread_id = ended.thread_id and answered.resumed_by = ended.run_id)";
-const AND_NO_STEP: &str = " and not exists (select 1 from checkpoints step where step.thread_id = ended.thread_id \
+const ENDED: &str = "select coalesce((select ended.run_id from runs ended where ended.thread_id = {thread} \
+    and ended.depth = 0 and ended.first_seq is not null and ended.status not in ('pending', 'running') \
+    and (coalesce(ended.turn, '') <> 'answer' or ended.status <> 'error' \
+    or exists (select 1 from interrupts answered where answered.thread_id = ended.thread_id \
+    and answered.resumed_by = ended.run_id limit 1 offset 0)";
+const OR_A_STEP: &str = " or exists (select 1 from checkpoints step where step.thread_id = ended.thread_id \
     and step.seq >= ended.first_seq and step.run_id = ended.run_id";
-const NEWEST: &str = "), ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1";
+const FOUND: &str = " limit 1 offset 0)";
+const OR_ANY: &str = ") order by ended.first_seq desc limit 1), (select ended.run_id from runs ended \
+    where ended.thread_id = {thread} and ended.depth = 0 and ended.status not in ('pending', 'running') \
+    order by ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1))";
 
 /// Returns the run whose status is that of the work on a thread: the newest one that is at work or may begin, or else the
 /// one that ended last. Runs begin in another order than they were created: an answer goes before messages that wait.
@@ -104,8 +111,9 @@ pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
     let in_flight = tx.either(RUNNING_OR_FREE_ON_SQLITE, RUNNING_OR_FREE_ON_POSTGRES);
     let last_ended = tx.either(ON_SQLITE, ON_POSTGRES);
     for sql in [in_flight, last_ended] {
-        let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
-        if let Some(id) = id {
+        let found: Option<Option<Uuid>> =
+            on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
+        if let Some(id) = found.flatten() {
             return get_by_id(tx, RunId(id)).await;
         }
     }

@@ -35,6 +35,7 @@ on_both!(
     an_answer_begins_before_the_other_runs_of_its_thread,
     a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending,
     a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands,
+    the_run_that_began_last_tells_how_the_work_stands_unless_none_has_begun,
     runs_that_ended_by_themselves_are_found_in_the_order_in_which_they_began,
     the_beginnings_of_the_last_runs_and_of_those_of_subagents_are_found,
     messages_that_wait_for_answers_are_let_go_and_held,
@@ -65,7 +66,8 @@ fn child_of(parent: &Run, now: i64) -> Run {
 }
 
 /// Returns a run that answers an interrupt.
-fn answer_at(thread: ThreadId, now: i64) -> Run {
+/// Returns a run that brings an answer.
+pub(super) fn answer_at(thread: ThreadId, now: i64) -> Run {
     let mut run = run_at(thread, now);
     let resume = BTreeMap::from([(InterruptId("q".to_owned()), serde_json::json!({"x": 1}))]);
     run.request.command = Some(Command {
@@ -412,6 +414,37 @@ async fn a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands(db: 
     answered.resumed_by = Some(late);
     write!(db, |tx| interrupts::insert(tx, &answered));
     assert_eq!(latest().await, Some(late));
+}
+
+async fn the_run_that_began_last_tells_how_the_work_stands_unless_none_has_begun(db: Db) {
+    let thread = stored_thread(&db).await;
+    let latest = async || read!(db, |tx| runs::latest(tx, thread)).map(|run| run.id);
+    let withdraw = async |created: i64, ended: i64| {
+        let queued = run_at(thread, created);
+        let id = queued.id;
+        write!(db, |tx| runs::insert(tx, &queued, None));
+        write!(db, |tx| runs::set_status(
+            tx,
+            id,
+            RunStatus::Interrupted,
+            None,
+            Timestamp(ended)
+        ));
+        id
+    };
+    assert_eq!(latest().await, None);
+    // Those that never began have no order but that of their ends.
+    let first = withdraw(2, 9).await;
+    withdraw(3, 8).await;
+    assert_eq!(latest().await, Some(first));
+    let message = run_at(thread, 5);
+    let other = run_at(thread, 4);
+    let ids = [message.id, other.id];
+    ended_run(&db, message, RunStatus::Success, 6).await;
+    assert_eq!(latest().await, Some(ids[0]));
+    ended_run(&db, other, RunStatus::Error, 7).await;
+    withdraw(8, 12).await;
+    assert_eq!(latest().await, Some(ids[1]));
 }
 
 async fn runs_that_ended_by_themselves_are_found_in_the_order_in_which_they_began(db: Db) {

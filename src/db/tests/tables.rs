@@ -119,7 +119,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 73] = [
+const SEARCHES: [(&str, &str); 75] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",
@@ -221,8 +221,21 @@ const SEARCHES: [(&str, &str); 73] = [
         "threads_stopped_by_id",
     ),
     (
-        "select * from runs where thread_id = {id} and depth = 0 order by created_at desc, run_id desc limit 10",
+        "select * from runs where thread_id = {id} and depth < 1 order by created_at desc, run_id desc limit 10",
         "runs_by_thread",
+    ),
+    (
+        "select run_id from runs where thread_id = {id} and depth < 1 and status <> 'pending' \
+         order by created_at desc, run_id desc limit 1",
+        "runs_by_thread",
+    ),
+    (
+        "select ended.run_id from runs ended where ended.thread_id = {id} and ended.depth = 0 \
+         and ended.first_seq is not null and ended.status not in ('pending', 'running') \
+         and (coalesce(ended.turn, '') <> 'answer' or ended.status <> 'error' or exists (select 1 from interrupts answered \
+         where answered.thread_id = ended.thread_id and answered.resumed_by = ended.run_id limit 1 offset 0)) \
+         order by ended.first_seq desc limit 1",
+        "runs_by_first_seq",
     ),
     (
         "select * from runs where parent_id = {id} order by created_at, run_id",
@@ -338,7 +351,7 @@ const SEARCHES: [(&str, &str); 73] = [
         "sqlite_autoindex_checkpoints_2",
     ),
     (
-        "select * from runs where thread_id = {id} and depth = 0 and status = 'error' \
+        "select * from runs where thread_id = {id} and depth < 1 and status = 'error' \
       order by created_at desc, run_id desc limit 10",
         "runs_by_thread",
     ),
@@ -476,12 +489,24 @@ async fn check_plans_of_log(db: &Db) {
     }
 }
 
+/// Checks that SQLite reads the open interrupts of a thread without those that were answered.
+async fn check_plan_of_interrupts(db: &Db) {
+    let open = "select * from interrupts indexed by interrupts_by_thread where thread_id = x'00' and status = 'pending' \
+        order by seq, ordinal";
+    let plan = read!(db, |tx| plan(tx, open));
+    assert!(
+        plan.contains("interrupts_by_thread (thread_id=? AND status=?)"),
+        "{plan}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queries_use_indexes_on_sqlite() {
     super::on_server(async {
         let db = super::open("sqlite::memory:").await;
         check_plans(&db, "x'00'").await;
         check_plans_of_log(&db).await;
+        check_plan_of_interrupts(&db).await;
         db.close().await;
     })
     .await;
