@@ -68,8 +68,8 @@ async fn exported_events_have_the_fields_that_are_empty(server: TestServer) {
     server.tools.hold("lookup");
     let both = [call("a", "note", json!({"update": {}})), lookup("b", "y")];
     let run = ann.asks(script().calls_all(both).says("done")).await;
-    let is_answer = |line: &Value| line["event"]["fact"] == "answered";
-    eventually(async || exported(&root, "ann").await.iter().any(is_answer)).await;
+    let is_answer = |event: &&Value| event["event"]["fact"] == "answered";
+    eventually(async || of_type(&exported(&root, "ann").await, "event").iter().any(is_answer)).await;
     server.tools.let_go("lookup");
     run.finishes().await;
     let lines = exported(&root, "ann").await;
