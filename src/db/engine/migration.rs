@@ -74,16 +74,16 @@ pub(in crate::db) fn table_names() -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Brings the tables of SQLite up to date, and sets how durable the commits of the connection are.
+/// Brings the tables of SQLite up to date. The commits of the connection wait for the disk before and after that.
 pub(in crate::db) async fn migrate_sqlite(conn: &mut SqliteConnection) -> DbResult<()> {
     // Tables of a newer version are named as such.
-    if sqlite_state(conn).await? != TableState::Current {
-        // To wait for the disk after each migration is most of the first start. Migrations that a loss of power takes away
-        // are applied at the next start; the first commit after them makes them durable, too.
-        raw_sql("pragma synchronous = normal").execute(&mut *conn).await?;
-        SQLITE_TABLES.run(&mut *conn).await?;
+    if sqlite_state(conn).await? == TableState::Current {
+        return Ok(());
     }
-    // A commit that was reported must survive a loss of power.
+    // To wait for the disk after each migration is most of the first start. Migrations that a loss of power takes away are
+    // applied at the next start; the first commit after them makes them durable, too.
+    raw_sql("pragma synchronous = normal").execute(&mut *conn).await?;
+    SQLITE_TABLES.run(&mut *conn).await?;
     raw_sql("pragma synchronous = full").execute(&mut *conn).await?;
     Ok(())
 }

@@ -114,13 +114,12 @@ impl BackgroundTasks {
             let task_key = record.task.to_string();
             // Clients write this key, too, and some servers give the metadata of the thread to all of its runs. So it says
             // something only about a run that this server has started for the task.
-            let is_mine = |run: &PeerRun| {
-                let is_earlier = run
-                    .key()
-                    .is_some_and(|other| other.starts_with(&task_key) && other != key);
-                is_earlier && run.has_metadata(PARENT_RUN, &mine)
+            let is_of_task = |other: &str| other.starts_with(&task_key) && other != key;
+            let waits = |run: &PeerRun| {
+                run.status == RunStatus::Pending
+                    && run.has_metadata(PARENT_RUN, &mine)
+                    && run.key().is_some_and(is_of_task)
             };
-            let waits = |run: &PeerRun| run.status == RunStatus::Pending && is_mine(run);
             if runs.iter().any(waits) {
                 return Err(WAITS_ALREADY.to_owned());
             }

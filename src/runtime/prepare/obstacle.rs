@@ -53,15 +53,19 @@ async fn has_lost_permission(run_context: &RunContext) -> DbResult<bool> {
     };
     let thread = ResourceRef::Thread(run.thread);
     let assistant = ResourceRef::Assistant(run.assistant);
-    let brings_update = run.request.brings_update();
+    let mut needed = vec![(Action::ThreadsCreateRun, thread), (Action::AssistantsRead, assistant)];
+    if run.request.brings_update() {
+        needed.push((Action::ThreadsUpdate, thread));
+    }
     let of_read = Arc::clone(core);
     let read = core.db.read(move |tx| {
         Box::pin(async move {
-            let may_run = access::may_user(tx, &of_read, &user, &[Action::ThreadsCreateRun], thread).await?;
-            let may_write =
-                !brings_update || access::may_user(tx, &of_read, &user, &[Action::ThreadsUpdate], thread).await?;
-            let may_read = access::may_user(tx, &of_read, &user, &[Action::AssistantsRead], assistant).await?;
-            Ok(may_run && may_write && may_read)
+            for (action, resource) in needed {
+                if !access::may_user(tx, &of_read, &user, &[action], resource).await? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
         })
     });
     Ok(!read.await?)
