@@ -28,7 +28,8 @@
 //! | [`peer`] | clients for remote agents on other servers | `domain`, `definition`, `net`, `model`, `tool` |
 //! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `definition`, `model`, `tool` |
 //! | [`agent`] | the loop of one agent | `domain`, `definition`, `model`, `tool`, `middleware`, `peer` |
-//! | [`db`] | SQL, and nothing but SQL; seals what it stores | `domain`, `definition` |
+//! | [`sqlite`] | the driver of SQLite; knows nothing of the server | nothing |
+//! | [`db`] | SQL, and nothing but SQL; seals what it stores | `domain`, `definition`, `sqlite` |
 //! | [`events`] | the log and its subscribers | `domain`, `db`, `metrics`, `shutdown` |
 //! | [`runtime`] | admission, execution and resumption of runs; jobs | `domain`, `definition`, `net`, `model`, `tool`, `peer`, `agent`, `db`, `events`, `metrics`, `shutdown` |
 //! | [`http`] | the translation | `domain`, `definition`, `auth`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
@@ -191,6 +192,7 @@ pub mod peer;
 pub mod runtime;
 pub mod sandbox;
 pub mod shutdown;
+pub mod sqlite;
 pub mod telemetry;
 pub mod tool;
 

@@ -1,9 +1,8 @@
 //! The bytes written by a run on a long thread, which must not grow with the length of the conversation.
 
 use adjutant::domain::id::ThreadId;
+use adjutant::sqlite::{SqliteConnectOptions, SqliteConnection};
 use serde_json::json;
-use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{ConnectOptions, SqliteConnection};
 
 use crate::lab::Lab;
 use crate::meter::{Cost, count, line, written};
@@ -15,8 +14,8 @@ pub(crate) async fn measure(lab: &Lab) {
     let Some(file) = &lab.file else {
         return println!("  (counted on SQLite only)");
     };
-    let options = SqliteConnectOptions::new().filename(file).read_only(true);
-    let mut conn = options.connect().await.expect("a second connection");
+    let options = SqliteConnectOptions::of_file(file).read_only(true);
+    let mut conn = options.open().expect("a second connection");
     let thread = ThreadId::mint();
     let script = json!({"script": [{"text": "So it is said. ".repeat(20)}]});
     let mut firsts = None;

@@ -24,16 +24,13 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use sqlx::pool::PoolOptions;
 use sqlx::postgres::PgConnectOptions;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
-use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, Sqlite, SqlitePool,
-    raw_sql,
-};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, raw_sql};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::states::StateCache;
 use crate::domain::id::WorkerId;
+use crate::sqlite::{Sqlite, SqliteConnectOptions};
 
 mod batch;
 mod clock;
@@ -81,7 +78,7 @@ pub use live_notice::{LiveAddress, LiveNotice};
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 pub(super) use operation::DbOperation;
-use own_thread::{KeptConnection, on_own_thread};
+use own_thread::on_own_thread;
 pub use pending_entries::PendingEntries;
 use postgres::SessionSettings;
 pub(super) use postgres::{Batching, PooledConnection, PostgresConn, PostgresPool, PostgresValues, pool_hosts};
@@ -89,14 +86,15 @@ use queue::TransactionQueue;
 pub(super) use reachability::Reachability;
 use reachability::check_writable;
 pub(crate) use reachability::warn_of;
-pub(super) use reader::{PostgresReader, SearchReader};
+use reader::SqliteReaders;
+pub(super) use reader::{PostgresReader, SQLITE_READERS};
 pub use row_security::RowAccess;
 #[cfg(test)]
 pub(super) use row_security::exempt_role;
 use sealing::{Sealing, TxKeys};
 pub use session_lock::SessionLock;
 pub use settings::{DbAddress, DbLimits};
-pub(super) use sqlite::{SqliteConn, ValueOffset};
+pub(super) use sqlite::{SqliteConn, SqliteValues};
 pub(super) use statement::{LaterRows, Statement};
 pub(super) use vector::Vector;
 use writer::WriterParts;
@@ -356,20 +354,16 @@ pub(super) enum Readers {
     /// The writer, for a database in memory: it has a single connection.
     Writer,
     Sqlite {
-        /// The queue of the readers.
+        /// The queue of reads.
         queue: TransactionQueue,
-        /// The connections for searches, which can be interrupted.
-        searches: SqlitePool,
+        /// The queue of searches.
+        searches: TransactionQueue,
     },
     Postgres(PostgresPool),
 }
 
-/// The number of connections to SQLite for searches.
-pub(super) const SQLITE_SEARCHES: u32 = 4;
+/// The number of prepared statements of a connection.
 const STATEMENTS: usize = 256;
-/// The number of prepared texts of a connection to SQLite. A statement that is sent with others is part of a text of its own
-/// for each combination.
-const SQLITE_STATEMENTS: usize = 512;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time in which a connection has to answer when it is checked before its next use.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -406,22 +400,21 @@ pub(super) async fn open(
         return Ok((Engine::Postgres, Readers::Postgres(pool)));
     }
     let options = sqlite_options(url)?.busy_timeout(outfit.limits.statement);
-    let in_memory = is_in_memory(url);
-    let (kept, lock) = if in_memory {
-        (own_thread::connect(options.clone()).await?, None)
-    } else {
-        let file = options.get_filename();
-        make_directory(file)?;
-        // The lock comes before the file is opened: opening would take the locks of SQLite from another server in this
-        // process.
-        let lock = FileLock::take(file)?;
-        check_file(file)?;
-        (
-            own_thread::connect(options.clone().journal_mode(SqliteJournalMode::Wal)).await?,
-            Some(lock),
-        )
+    let lock = match options.file() {
+        None => None,
+        Some(file) => {
+            make_directory(file)?;
+            // The lock comes before the file is opened: opening would take the locks of SQLite from another server in this
+            // process.
+            let lock = FileLock::take(file)?;
+            check_file(file)?;
+            Some(lock)
+        }
     };
-    let KeptConnection { mut conn, processor } = kept;
+    let mut conn = match lock {
+        None => options.open()?,
+        Some(_) => options.clone().pragma("journal_mode", "wal").open()?,
+    };
     migration::migrate_sqlite(&mut conn).await?;
     // There is no other server.
     outfit.parts.forms.store(WorkerId::FORMS_READ, Ordering::Relaxed);
@@ -434,20 +427,31 @@ pub(super) async fn open(
             &RowAccess::Server,
         ))
         .await?;
-    let readers = if in_memory {
-        Readers::Writer
-    } else {
-        let options = options.create_if_missing(false).pragma("query_only", "on");
-        let pool = sqlite_pool(&outfit.listening.reach);
-        let searches = pool.connect_with(options.clone()).await?;
-        let (queue, inbox) = queue::new();
-        let readers = reader::on_sqlite(inbox, &outfit.parts, &options, &outfit.closing);
-        for reader in readers {
-            spawn("database reader", reader);
+    let readers = match lock {
+        None => Readers::Writer,
+        Some(_) => {
+            let options = options.create_if_missing(false).pragma("query_only", "on");
+            let start = |name: &'static str, limit: Option<Duration>| {
+                let (queue, inbox) = queue::new();
+                let readers = reader::on_sqlite(SqliteReaders {
+                    inbox,
+                    parts: &outfit.parts,
+                    options: &options,
+                    limit,
+                    closing: &outfit.closing,
+                });
+                for reader in readers {
+                    spawn(name, Box::pin(on_own_thread(name, reader)));
+                }
+                queue
+            };
+            Readers::Sqlite {
+                queue: start("database reader", None),
+                searches: start("database search", Some(outfit.limits.statement)),
+            }
         }
-        Readers::Sqlite { queue, searches }
     };
-    let writing = on_own_thread("database writer", processor, writer::on_sqlite(outfit, conn, lock));
+    let writing = on_own_thread("database writer", writer::on_sqlite(outfit, conn, lock));
     spawn("database writer", Box::pin(writing));
     Ok((Engine::Sqlite, readers))
 }
@@ -455,13 +459,9 @@ pub(super) async fn open(
 pub(super) fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
     Ok(SqliteConnectOptions::from_str(url)?
         .create_if_missing(true)
-        .foreign_keys(true)
         // A commit that was reported must survive a loss of power.
-        .synchronous(SqliteSynchronous::Full)
-        .statement_cache_capacity(SQLITE_STATEMENTS)
-        // Long histories are read in one go; a short buffer would make the reading and the SQLite thread wait for each
-        // other.
-        .row_buffer_size(512)
+        .pragma("synchronous", "full")
+        .statement_cache_capacity(STATEMENTS)
         .pragma("mmap_size", "268435456")
         .pragma("cache_size", "-32768")
         .pragma("temp_store", "memory")
@@ -557,11 +557,6 @@ pub(super) fn is_postgres(url: &str) -> bool {
     url.starts_with("postgres:") || url.starts_with("postgresql:")
 }
 
-/// Returns whether a URL is that of a SQLite database in memory.
-pub(super) fn is_in_memory(url: &str) -> bool {
-    url.contains(":memory:") || url.contains("mode=memory")
-}
-
 pub(super) fn postgres_options(url: &str) -> DbResult<PgConnectOptions> {
     Ok(PgConnectOptions::from_str(url)?
         .statement_cache_capacity(STATEMENTS)
@@ -629,20 +624,6 @@ fn postgres_pool(size: u32, hosts: &PostgresHosts, session: Option<String>) -> P
         })
     });
     pool.connect_lazy_with(hosts.latest_options())
-}
-
-fn sqlite_pool(reach: &Arc<Reachability>) -> PoolOptions<Sqlite> {
-    let reach = Arc::clone(reach);
-    pool::<Sqlite>(SQLITE_SEARCHES).before_acquire(move |conn, meta| {
-        let is_trusted = reach.needs_no_check(meta.idle_for);
-        Box::pin(async move {
-            if is_trusted {
-                return Ok(true);
-            }
-            let answered = tokio::time::timeout(CHECK_TIMEOUT, conn.ping()).await;
-            Ok(matches!(answered, Ok(Ok(()))))
-        })
-    })
 }
 
 fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {

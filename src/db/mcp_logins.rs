@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use sqlx::{PgConnection, SqliteConnection, query, query_as};
+use sqlx::{PgConnection, query, query_as};
 use uuid::Uuid;
 
 use super::codec::json::{ColumnRef, readable};
@@ -17,6 +17,7 @@ use crate::domain::identity::Tenant;
 use crate::domain::mcp_login::{LoginKey, LoginSecrets, LoginStatus, McpLogin};
 use crate::domain::oauth_scopes::OAuthScopes;
 use crate::domain::time::Timestamp;
+use crate::sqlite::SqliteConnection;
 
 const TABLE: &str = "mcp_logins";
 

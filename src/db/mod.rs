@@ -110,7 +110,7 @@ pub use states::StateCache;
 use engine::queue::{self, TransactionQueue};
 use engine::sealing::Sealing;
 use engine::writer;
-use engine::{DbOperation, PostgresReader, Reachability, Readers, SearchReader, SqliteConn, TxParts};
+use engine::{DbOperation, PostgresReader, Reachability, Readers, TxParts};
 
 /// The database. Cloning it copies a pointer.
 #[derive(Clone)]
@@ -325,7 +325,7 @@ impl Db {
     /// Returns the number of searches that run at the same time.
     pub fn searches(&self) -> u32 {
         match &self.0.readers {
-            Readers::Sqlite { .. } => engine::SQLITE_SEARCHES,
+            Readers::Sqlite { .. } => engine::SQLITE_READERS,
             Readers::Writer | Readers::Postgres(_) => self.0.limits.searches(),
         }
     }
@@ -334,27 +334,13 @@ impl Db {
     fn run_search(&self, operation: DbOperation) -> BoxFuture<'_, DbResult<()>> {
         Box::pin(async move {
             // Postgres cancels statements at the timeout by itself.
-            let Readers::Sqlite { searches: pool, .. } = &self.0.readers else {
+            let Readers::Sqlite { searches, .. } = &self.0.readers else {
                 let turn = async { Ok(Arc::clone(&self.0.searches).acquire_owned().await.ok()) };
                 let turn = self.in_time(turn).await?;
                 return self.run_read(operation, turn).await;
             };
             let access = RowAccess::required()?;
-            let search = async {
-                let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
-                let mut transaction = reader.begin().await?;
-                let ran = operation
-                    .run(&mut Tx::sqlite(
-                        SqliteConn::new(&mut transaction),
-                        &self.0.parts,
-                        &access,
-                    ))
-                    .await;
-                drop(transaction);
-                reader.finish().await?;
-                ran.map(drop)
-            };
-            self.in_time(Box::pin(self.0.parts.sealing.scope(search))).await
+            self.in_time(searches.run(access, operation)).await
         })
     }
 
@@ -461,8 +447,7 @@ impl Db {
         self.0.closing.cancel();
         self.0.writers.wait().await;
         match &self.0.readers {
-            Readers::Writer => {}
-            Readers::Sqlite { searches, .. } => searches.close().await,
+            Readers::Writer | Readers::Sqlite { .. } => {}
             Readers::Postgres(pool) => {
                 // The timeout keeps a database that does not answer from blocking the shutdown.
                 if tokio::time::timeout(self.0.limits.transaction(), pool.close())

@@ -19,8 +19,8 @@ macro_rules! from_row {
             $($part: $columns,)*
         }
 
-        impl<'r> ::sqlx::FromRow<'r, ::sqlx::sqlite::SqliteRow> for $name {
-            fn from_row(row: &'r ::sqlx::sqlite::SqliteRow) -> ::sqlx::Result<Self> {
+        impl<'r> ::sqlx::FromRow<'r, $crate::sqlite::SqliteRow> for $name {
+            fn from_row(row: &'r $crate::sqlite::SqliteRow) -> ::sqlx::Result<Self> {
                 Ok(Self {
                     $($column: ::sqlx::Row::try_get(row, stringify!($column))?,)*
                     $($part: ::sqlx::FromRow::from_row(row)?,)*

@@ -1,14 +1,14 @@
 //! A database without a server: whether it can be opened and written, whether its tables are current, and bringing them
 //! up to date.
 
-use sqlx::{ConnectOptions, Connection, SqliteConnection, query_scalar, raw_sql};
+use sqlx::{Connection, query_scalar, raw_sql};
 use tokio::sync::Mutex;
 
 use super::postgres_checks;
 use crate::db::engine::migration::{self, TableState, postgres_state, sqlite_state};
 use crate::db::engine::sealing::MASTER_IN_USE;
 use crate::db::engine::{
-    Engine, FileLock, PostgresHosts, check_file, check_new_file, is_in_memory, is_postgres, sqlite_options, upgrade,
+    Engine, FileLock, PostgresHosts, check_file, check_new_file, is_postgres, sqlite_options, upgrade,
 };
 use crate::db::{DbError, DbLimits, DbResult, RowAccess, mcp_logins};
 use crate::domain::mcp_login::LoginStatus;
@@ -88,17 +88,16 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 async fn inspect_sqlite(url: &str) -> DbResult<DatabaseState> {
     let _only_one = ONE_AT_A_TIME.lock().await;
     let options = sqlite_options(url)?;
-    if is_in_memory(url) {
+    let Some(file) = options.file() else {
         return Ok(DatabaseState::of_sqlite(TableState::InMemory));
-    }
-    let file = options.get_filename();
+    };
     if !file.exists() {
         check_new_file(file)?;
         return Ok(DatabaseState::of_sqlite(TableState::NoFile));
     }
     let lock = FileLock::take(file)?;
     check_file(file)?;
-    let mut conn: SqliteConnection = options.create_if_missing(false).connect().await?;
+    let mut conn = options.clone().create_if_missing(false).open()?;
     // Takes the lock for writing, and writes nothing.
     raw_sql("begin immediate").execute(&mut conn).await?;
     let tables = sqlite_state(&mut conn).await?;
@@ -133,8 +132,8 @@ pub async fn inspect_logins(url: &str, limits: DbLimits) -> DbResult<Vec<LoginSt
     }
     let _only_one = ONE_AT_A_TIME.lock().await;
     let options = sqlite_options(url)?.create_if_missing(false);
-    let lock = FileLock::take(options.get_filename())?;
-    let mut conn: SqliteConnection = options.connect().await?;
+    let lock = options.file().map(FileLock::take).transpose()?;
+    let mut conn = options.open()?;
     let logins = mcp_logins::list_on_sqlite(&mut conn).await?;
     conn.close().await?;
     drop(lock);
@@ -165,10 +164,10 @@ pub async fn migrate(url: &str, limits: DbLimits, finishes: bool) -> DbResult<Da
         });
     }
     let state = inspect_sqlite(url).await?;
-    if state.tables != TableState::InMemory {
-        let options = sqlite_options(url)?;
-        let lock = FileLock::take(options.get_filename())?;
-        let mut conn = options.connect().await?;
+    let options = sqlite_options(url)?;
+    if let Some(file) = options.file() {
+        let lock = FileLock::take(file)?;
+        let mut conn = options.open()?;
         migration::migrate_sqlite(&mut conn).await?;
         conn.close().await?;
         drop(lock);

@@ -7,15 +7,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection, query_as, query_scalar, raw_sql,
-};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, query_as, query_scalar, raw_sql};
 use tokio::time::Instant;
 
 use crate::db::engine::migration::{TableState, postgres_state, sqlite_state, table_names};
-use crate::db::engine::{
-    Engine, FileLock, PostgresHosts, check_file, has_code, is_in_memory, is_postgres, sqlite_options,
-};
+use crate::db::engine::{Engine, FileLock, PostgresHosts, check_file, has_code, is_postgres, sqlite_options};
 use crate::db::{DbError, DbLimits, DbResult};
 
 /// The time between two looks whether older transactions have ended.
@@ -112,10 +108,9 @@ pub async fn vacuum(url: &str, limits: DbLimits, announce: Announce<'_>) -> DbRe
 
 async fn vacuum_sqlite(url: &str, announce: Announce<'_>) -> DbResult<VacuumReport> {
     let options = sqlite_options(url)?;
-    if is_in_memory(url) {
+    let Some(file) = options.file().map(Path::to_owned) else {
         return Err(DbError::CannotOpen("a database in memory has no files".to_owned()));
-    }
-    let file = options.get_filename().to_owned();
+    };
     if !file.exists() {
         return Err(DbError::CannotOpen(format!("there is no database {}", file.display())));
     }
@@ -124,7 +119,7 @@ async fn vacuum_sqlite(url: &str, announce: Announce<'_>) -> DbResult<VacuumRepo
     let bytes_before = bytes_of(&file);
     // The new file is first written to a temporary one, which may be larger than the memory.
     let options = options.create_if_missing(false).pragma("temp_store", "file");
-    let mut conn: SqliteConnection = options.connect().await?;
+    let mut conn = options.open()?;
     require_tables(sqlite_state(&mut conn).await?)?;
     announce(&file.display().to_string(), bytes_before);
     let tables: i64 =

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use const_format::concatcp;
 use sqlx::postgres::PgRow;
-use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, query_as};
 use uuid::Uuid;
 
@@ -24,6 +23,7 @@ use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::Position;
 use crate::domain::state::State;
 use crate::domain::time::Timestamp;
+use crate::sqlite::SqliteRow;
 
 from_row! {
     struct CheckpointRow {

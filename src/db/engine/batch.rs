@@ -1,9 +1,9 @@
 //! The connection of a transaction, which sends together what can be sent together.
 //!
-//! To hand a statement to the thread of a SQLite connection, or to a Postgres, and to wait for the result costs more than most
-//! statements do. So the statements that begin and end a transaction are sent with those of its operation, and the
-//! [statements](crate::db::engine::statement) whose results nothing needs yet with the next one. Their rows are kept until they are asked
-//! for.
+//! To send a statement to a Postgres and to wait for the result costs more than most statements do. So the statements that begin and
+//! end a transaction are sent with those of its operation, and the [statements](crate::db::engine::statement) whose results nothing
+//! needs yet with the next one. Their rows are kept until they are asked for. SQLite is in this process: it executes each statement at
+//! once.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -52,12 +52,17 @@ impl PlainStatements {
 
     /// Adds a statement.
     pub(in crate::db) fn push(&mut self, statement: &str) {
+        self.push_all(statement, 1);
+    }
+
+    /// Adds a text with `count` statements.
+    pub(super) fn push_all(&mut self, statements: &str, count: usize) {
         let text = self.text.to_mut();
-        if self.count > 0 {
+        if self.count > 0 && count > 0 {
             text.push_str("; ");
         }
-        text.push_str(statement);
-        self.count += 1;
+        text.push_str(statements);
+        self.count += count;
     }
 
     /// Returns the text.
@@ -106,9 +111,9 @@ pub(in crate::db) trait Batch: Default + Send {
 /// The values of a statement, by the way in which it is sent.
 pub(in crate::db) enum SentValues<S: BatchSession> {
     /// The statement is sent with others, as a part of a batch.
-    InBatch(S::Values),
+    InBatch(S::BatchValues),
     /// The statement is sent alone.
-    Alone(S::LoneValues),
+    Alone(S::Values),
 }
 
 /// A connection to a database, and how it takes statements that are sent together.
@@ -119,21 +124,18 @@ pub(in crate::db) trait BatchSession: Send + Sized {
     type Batch: Batch;
     /// The values of a statement.
     type Values: Send;
-    /// The values of a statement that is sent alone. A database that takes every statement in a batch has none.
-    type LoneValues: Send;
-
-    /// True if the opening can be in one text with a query of the driver and its values.
-    const OPENS_WITH_QUERIES: bool;
+    /// The values of a statement in a batch. A database that takes every statement alone has none.
+    type BatchValues: Send;
 
     /// Returns the values by the way in which their statement is sent. `is_single` tells that no other statement waits for it.
     fn sent_values(&self, values: Self::Values, is_single: bool) -> SentValues<Self>;
 
     /// Adds a statement to a batch, as its last one.
-    fn push(&mut self, batch: &mut Self::Batch, sql: Cow<'static, str>, values: Self::Values);
+    fn push(&mut self, batch: &mut Self::Batch, sql: Cow<'static, str>, values: Self::BatchValues);
 
     /// Adds a statement to a batch like [`Self::push`]. If it changes no row, the last statement of the batch fails with an error
     /// for which [`Self::has_changed_nothing`] is true.
-    fn push_change(&mut self, batch: &mut Self::Batch, sql: Cow<'static, str>, values: Self::Values);
+    fn push_change(&mut self, batch: &mut Self::Batch, sql: Cow<'static, str>, values: Self::BatchValues);
 
     /// Returns whether an error at the end of [`Self::push_change`] says that no row was changed.
     fn has_changed_nothing(error: &sqlx::Error) -> bool;
@@ -142,7 +144,7 @@ pub(in crate::db) trait BatchSession: Send + Sized {
     fn send(&mut self, opening: PlainStatements, batch: Self::Batch) -> StatementSteps<'_, Self::Database>;
 
     /// Sends a statement that is in no batch.
-    fn send_alone(&mut self, sql: Cow<'static, str>, values: Self::LoneValues) -> StatementSteps<'_, Self::Database>;
+    fn send_alone(&mut self, sql: Cow<'static, str>, values: Self::Values) -> StatementSteps<'_, Self::Database>;
 
     /// Sends a query of the driver.
     fn fetch_many<'e, 'q: 'e, E>(&'e mut self, query: E) -> StatementSteps<'e, Self::Database>
@@ -459,7 +461,7 @@ impl<S: BatchSession> BatchConn<S> {
     async fn send_alone(
         &mut self,
         sql: Cow<'static, str>,
-        values: S::LoneValues,
+        values: S::Values,
     ) -> sqlx::Result<StatementSteps<'_, S::Database>> {
         if self.has_unsent() {
             self.send_waiting().await?;
@@ -504,25 +506,6 @@ impl<S: BatchSession> BatchConn<S> {
         };
         let steps = self.session.send(opening, waiting.batch);
         sent.remaining_steps::<S>(steps, results)
-    }
-
-    /// Leaves out the steps of an opening that `send` sends in front of one statement.
-    pub(super) fn send_opened<'e>(
-        &'e mut self,
-        send: impl FnOnce(&'e mut S, PlainStatements) -> StatementSteps<'e, S::Database>,
-    ) -> StatementSteps<'e, S::Database> {
-        let opening = std::mem::take(&mut self.opening);
-        let sent = SentStatements {
-            openings: opening.count(),
-            skipped: opening.count(),
-            uses: vec![],
-        };
-        let results = ResultPlaces {
-            opening_error: &mut self.opening_error,
-            kept: &mut self.kept,
-            unconfirmed: &mut self.unconfirmed,
-        };
-        sent.remaining_steps::<S>(send(&mut self.session, opening), results)
     }
 }
 

@@ -2,10 +2,9 @@
 
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryFutureExt};
-use sqlx::error::BoxDynError;
-use sqlx::{AssertSqlSafe, Database, Execute, Executor, SqlSafeStr, SqlStr};
+use sqlx::{Database, Execute, Executor, SqlStr};
 
-use super::batch::{Batch, BatchConn, BatchSession, PlainStatements, StatementSteps, failed, first_row};
+use super::batch::{BatchConn, BatchSession, StatementSteps, failed, first_row};
 
 impl<'c, S: BatchSession> Executor<'c> for &'c mut BatchConn<S> {
     type Database = S::Database;
@@ -20,10 +19,6 @@ impl<'c, S: BatchSession> Executor<'c> for &'c mut BatchConn<S> {
         }
         if !self.has_unsent() {
             return self.session.fetch_many(query);
-        }
-        // The values of statements that wait have numbers of their own.
-        if S::OPENS_WITH_QUERIES && self.waiting.batch.count() == 0 {
-            return self.send_opened(|session, opening| session.fetch_many(OpenedQuery { opening, query }));
         }
         let sent = async move {
             self.send_waiting().await?;
@@ -55,29 +50,5 @@ impl<'c, S: BatchSession> Executor<'c> for &'c mut BatchConn<S> {
         'c: 'e,
     {
         self.session.prepare_with(sql, parameters)
-    }
-}
-
-/// A query behind the opening, in one text.
-struct OpenedQuery<E> {
-    opening: PlainStatements,
-    query: E,
-}
-
-impl<'q, D: Database, E: Execute<'q, D>> Execute<'q, D> for OpenedQuery<E> {
-    fn sql(self) -> SqlStr {
-        AssertSqlSafe(self.opening.before(self.query.sql().as_str())).into_sql_str()
-    }
-
-    fn statement(&self) -> Option<&D::Statement> {
-        None
-    }
-
-    fn take_arguments(&mut self) -> Result<Option<D::Arguments>, BoxDynError> {
-        self.query.take_arguments()
-    }
-
-    fn persistent(&self) -> bool {
-        self.query.persistent()
     }
 }

@@ -4,12 +4,12 @@
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArgumentBuffer, PgTypeInfo, PgValueRef};
-use sqlx::sqlite::{SqliteArgumentsBuffer, SqliteTypeInfo, SqliteValueRef};
-use sqlx::{Decode, Encode, Postgres, Sqlite, Type};
+use sqlx::{Decode, Encode, Postgres, Type};
 use uuid::Uuid;
 
 use super::lanes::{lane_id, lane_of};
 use crate::domain::checkpoint::Lane;
+use crate::sqlite::{Sqlite, SqliteArgumentBuffer, SqliteTypeInfo, SqliteValueRef};
 
 /// A value of a column with ids.
 pub(in crate::db) trait ColumnId: Copy {
@@ -72,7 +72,7 @@ impl<T> Type<Sqlite> for IdColumn<T> {
 }
 
 impl<T: ColumnId> Encode<'_, Sqlite> for IdColumn<T> {
-    fn encode_by_ref(&self, buffer: &mut SqliteArgumentsBuffer) -> Result<IsNull, BoxDynError> {
+    fn encode_by_ref(&self, buffer: &mut SqliteArgumentBuffer) -> Result<IsNull, BoxDynError> {
         let bytes = self.0.id().map_or_else(Vec::new, |id| id.as_bytes().to_vec());
         <Vec<u8> as Encode<'_, Sqlite>>::encode(bytes, buffer)
     }

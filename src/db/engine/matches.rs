@@ -3,10 +3,11 @@
 
 use serde_json::Value;
 use sqlx::types::Json;
-use sqlx::{Postgres, QueryBuilder, Sqlite};
+use sqlx::{Postgres, QueryBuilder};
 
 use super::valid_json;
 use crate::domain::item::{Condition, ItemFilter, Test};
+use crate::sqlite::Sqlite;
 
 /// A query under construction, on either engine.
 pub(in crate::db) trait Matches {

@@ -5,10 +5,11 @@ use std::sync::LazyLock;
 
 use rust_embed::RustEmbed;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::{AssertSqlSafe, PgConnection, SqlSafeStr, SqliteConnection, query_as, query_scalar, raw_sql};
+use sqlx::{AssertSqlSafe, PgConnection, SqlSafeStr, query_as, query_scalar, raw_sql};
 
 use super::error::{DbError, DbResult};
 use super::row_security::RowAccess;
+use crate::sqlite::SqliteConnection;
 
 /// The files with the tables of SQLite.
 #[derive(RustEmbed)]
@@ -157,15 +158,12 @@ fn state_of(migrator: &Migrator, has_tables: bool, applied: &[(i64, Vec<u8>)]) -
 mod tests {
     use std::path::Path;
 
-    use sqlx::Connection;
-
     use super::*;
+    use crate::sqlite::SqliteConnectOptions;
 
     #[tokio::test]
     async fn commits_wait_for_the_disk_when_the_tables_are_current() {
-        let mut conn = SqliteConnection::connect("sqlite::memory:")
-            .await
-            .expect("a connection");
+        let mut conn = SqliteConnectOptions::in_memory().open().expect("a connection");
         for tables in ["new", "known"] {
             migrate_sqlite(&mut conn).await.expect("the tables are current");
             let synchronous = query_scalar::<_, i64>("pragma synchronous").fetch_one(&mut conn).await;
@@ -175,9 +173,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_tables_of_a_newer_version_are_named_as_such() {
-        let mut conn = SqliteConnection::connect("sqlite::memory:")
-            .await
-            .expect("a connection");
+        let mut conn = SqliteConnectOptions::in_memory().open().expect("a connection");
         migrate_sqlite(&mut conn).await.expect("the tables are created");
         let newer = "insert into _sqlx_migrations values (99999, 'newer', current_timestamp, true, x'00', 1)";
         raw_sql(newer).execute(&mut conn).await.expect("a row");

@@ -39,6 +39,8 @@ pub(in crate::db) struct QueuedOperation {
     span: Span,
     /// The entries of the request for which the caller works.
     entries: Option<PendingEntries>,
+    /// Cancelled when nobody waits for the answer any more.
+    pub(in crate::db) caller: CancellationToken,
     answer: oneshot::Sender<DbResult<()>>,
 }
 
@@ -58,6 +60,7 @@ impl QueuedOperation {
             access,
             span: Span::current(),
             entries: PendingEntries::current(),
+            caller: CancellationToken::new(),
             answer,
         };
         (queued, outcome)
@@ -69,18 +72,6 @@ impl QueuedOperation {
             kept: run_to_end(self.operation, self.entries, tx).instrument(self.span).await,
             answer: self.answer,
         }
-    }
-
-    /// Runs the operation like [`Self::run`]; none if its caller is gone before the end.
-    pub(in crate::db) async fn run_while_awaited(self, tx: &mut Tx<'_>) -> Option<CompletedOperation> {
-        let mut answer = self.answer;
-        let kept = tokio::select! {
-            // An operation whose caller is gone already does not begin.
-            biased;
-            () = answer.closed() => return None,
-            kept = run_to_end(self.operation, self.entries, tx).instrument(self.span) => kept,
-        };
-        Some(CompletedOperation { kept, answer })
     }
 
     /// Refuses the operation with this error.
@@ -120,9 +111,12 @@ impl TransactionQueue {
     /// Queues an operation that works for whom `access` says, and waits for its answer.
     pub(in crate::db) async fn run(&self, access: RowAccess, operation: DbOperation) -> DbResult<()> {
         let (queued, outcome) = QueuedOperation::new(access, operation);
+        let waits = queued.caller.clone().drop_guard();
         self.0.send(queued).await.map_err(|_| DbError::Closed)?;
+        let answer = outcome.await;
+        drop(waits.disarm());
         // A dropped operation took too long. The queue is closed only when the database is closed.
-        outcome.await.map_err(|_| {
+        answer.map_err(|_| {
             if self.0.is_closed() {
                 DbError::Closed
             } else {

@@ -1,18 +1,13 @@
 //! Connections for reads.
 //!
-//! On SQLite a few readers take operations from one queue and share their connections, since a pool exchanges more with the
-//! thread of a connection than most reads do. Searches, which must end when the client is gone, have pooled connections. The reads of
-//! Postgres share connections with writes. Both may be cancelled at any moment.
+//! On SQLite a few readers, each with a thread of its own, take operations from one queue and share their connections. Searches, which
+//! may be slow, have others. The reads of Postgres share connections with writes. A read ends when its caller is gone.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
-use sqlx::pool::PoolConnection;
-use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{ConnectOptions, Connection, Sqlite, SqliteConnection, SqlitePool, Transaction, query, raw_sql};
+use sqlx::{Connection, raw_sql};
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,29 +17,38 @@ use super::operation::DbOperation;
 use super::queue::{OperationReceiver, QueuedOperation, next};
 use super::row_security::RowAccess;
 use super::{PlainStatements, PooledConnection, PostgresPool, SqliteConn, Tx, TxParts, acquire_to_read};
+use crate::sqlite::{SqliteConnectOptions, SqliteConnection};
 
-/// The number of readers of SQLite.
-const READERS: usize = 4;
+/// The number of readers of SQLite, and that of its readers for searches.
+pub(in crate::db) const SQLITE_READERS: u32 = 4;
+/// The number of instructions of SQLite's virtual machine between two questions whether a read is over: about a millisecond.
+const INSTRUCTIONS: i32 = 50_000;
 /// The statements that begin and end a snapshot.
 const BEGIN: PlainStatements = PlainStatements::new("begin", 1);
 const END: &str = "rollback";
 
+/// The parts of the readers of SQLite.
+pub(in crate::db) struct SqliteReaders<'a> {
+    pub(in crate::db) inbox: OperationReceiver,
+    pub(in crate::db) parts: &'a TxParts,
+    pub(in crate::db) options: &'a SqliteConnectOptions,
+    /// The longest time of a read. None if only its caller ends it.
+    pub(in crate::db) limit: Option<Duration>,
+    pub(in crate::db) closing: &'a CancellationToken,
+}
+
 /// Returns readers of SQLite, which share a queue.
-pub(in crate::db) fn on_sqlite(
-    inbox: OperationReceiver,
-    parts: &TxParts,
-    options: &SqliteConnectOptions,
-    closing: &CancellationToken,
-) -> Vec<BoxFuture<'static, ()>> {
-    let inbox = Arc::new(Mutex::new(inbox));
+pub(in crate::db) fn on_sqlite(readers: SqliteReaders<'_>) -> Vec<BoxFuture<'static, ()>> {
+    let inbox = Arc::new(Mutex::new(readers.inbox));
     let idle = IdleConnections::default();
     let reader = || {
         let inbox = Arc::clone(&inbox);
-        let closing = closing.clone();
+        let closing = readers.closing.clone();
         let reader = SqliteReader {
-            parts: parts.clone(),
-            options: options.clone(),
+            parts: readers.parts.clone(),
+            options: readers.options.clone(),
             idle: idle.clone(),
+            limit: readers.limit,
         };
         let reading: BoxFuture<'static, ()> = Box::pin(async move {
             while let Some(operation) = next(&inbox, &closing).await {
@@ -56,7 +60,7 @@ pub(in crate::db) fn on_sqlite(
         });
         reading
     };
-    (0..READERS).map(|_| reader()).collect()
+    (0..SQLITE_READERS).map(|_| reader()).collect()
 }
 
 /// The connections of the readers of SQLite that are not in use, the last used one last.
@@ -80,19 +84,29 @@ struct SqliteReader {
     parts: TxParts,
     options: SqliteConnectOptions,
     idle: IdleConnections,
+    limit: Option<Duration>,
 }
 
 impl SqliteReader {
-    /// Runs an operation on one snapshot.
+    /// Runs an operation on one snapshot. Its statements are interrupted when its caller is gone, and after the limit.
     async fn read(&self, operation: QueuedOperation) {
+        if operation.caller.is_cancelled() {
+            return;
+        }
         let conn = match self.idle.take() {
             Some(conn) => Ok(conn),
-            None => self.options.connect().await,
+            None => self.options.open(),
         };
         let mut conn = match conn {
             Ok(conn) => conn,
             Err(error) => return operation.refuse(error.into()),
         };
+        let caller = operation.caller.clone();
+        let end = self.limit.map(|limit| Instant::now() + limit);
+        let is_over = move || caller.is_cancelled() || end.is_some_and(|end| Instant::now() >= end);
+        if let Err(error) = conn.interrupt_when(INSTRUCTIONS, is_over) {
+            return operation.refuse(error.into());
+        }
         let reading = read_in_snapshot(&mut conn, &self.parts, operation);
         // After an error it is not known whether the snapshot has ended.
         if self.parts.sealing.scope(reading).await.is_ok() {
@@ -108,30 +122,17 @@ async fn read_in_snapshot(
 ) -> sqlx::Result<()> {
     let access = operation.access.clone();
     let mut tx = Tx::sqlite(SqliteConn::opened(&mut *conn, BEGIN), parts, &access);
-    // The connection is for other readers once the caller is gone.
-    let done = operation.run_while_awaited(&mut tx).await;
+    let done = operation.run(&mut tx).await;
     if let Some(error) = tx.take_opening_error() {
-        if let Some(done) = done {
-            done.report(Err(DbError::from(error)));
-        }
+        done.report(Err(DbError::from(error)));
         return Err(sqlx::Error::BeginFailed);
     }
     let has_begun = tx.unsent_opening().is_empty();
-    let is_awaited = done.is_some();
-    if let Some(done) = done {
-        done.report(Ok(()));
+    done.report(Ok(()));
+    match has_begun {
+        true => raw_sql(END).execute(conn).await.map(drop),
+        false => Ok(()),
     }
-    if !has_begun {
-        return Ok(());
-    }
-    let end = query(END).execute(&mut *conn);
-    // The thread of the connection does what it is told in order, so the snapshot ends before the next one begins, and nobody waits
-    // for that. The statement of a caller that is gone may run for long, and others must not wait for it.
-    let ended = match is_awaited {
-        true => end.now_or_never(),
-        false => Some(end.await),
-    };
-    ended.transpose().map(drop)
 }
 
 /// A connection to Postgres for one read.
@@ -227,57 +228,6 @@ impl Drop for PostgresReader<'_> {
     }
 }
 
-/// The number of virtual machine instructions between two calls of SQLite's progress handler: about a millisecond.
-const PROGRESS_INTERVAL: i32 = 50_000;
-
-/// A SQLite connection whose statements can be interrupted.
-pub(in crate::db) struct SearchReader {
-    conn: PoolConnection<Sqlite>,
-    is_over: Arc<AtomicBool>,
-    is_finished: bool,
-}
-
-impl SearchReader {
-    /// Acquires a connection whose statements may together take up to `limit`.
-    pub(in crate::db) async fn of(pool: &SqlitePool, limit: Duration) -> DbResult<Self> {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let end = Instant::now() + limit;
-        let mut reader = Self {
-            conn: pool.acquire().await?,
-            is_over: Arc::clone(&is_over),
-            is_finished: false,
-        };
-        let may_continue = move || !is_over.load(Ordering::Relaxed) && Instant::now() < end;
-        reader
-            .conn
-            .lock_handle()
-            .await?
-            .set_progress_handler(PROGRESS_INTERVAL, may_continue);
-        Ok(reader)
-    }
-
-    /// Begins the read transaction.
-    pub(in crate::db) async fn begin(&mut self) -> DbResult<Transaction<'_, Sqlite>> {
-        Ok(self.conn.begin().await?)
-    }
-
-    /// Removes the limit, so that the connection returns to its pool on drop.
-    pub(in crate::db) async fn finish(&mut self) -> DbResult<()> {
-        self.conn.lock_handle().await?.remove_progress_handler();
-        self.is_finished = true;
-        Ok(())
-    }
-}
-
-impl Drop for SearchReader {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            self.is_over.store(true, Ordering::Relaxed);
-            self.conn.close_on_drop();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use sqlx::{AssertSqlSafe, query_scalar};
@@ -285,7 +235,7 @@ mod tests {
     use super::*;
 
     async fn marked(mark: i32) -> SqliteConnection {
-        let mut conn = SqliteConnection::connect("sqlite::memory:").await.expect("a database");
+        let mut conn = SqliteConnectOptions::in_memory().open().expect("a database");
         let set = AssertSqlSafe(format!("pragma user_version = {mark}"));
         raw_sql(set).execute(&mut conn).await.expect("a pragma");
         conn

@@ -1,21 +1,21 @@
 //! A statement that can be sent together with others.
 //!
-//! Each exchange with the database costs more than most statements. So in a write, statements whose results nothing needs wait for
-//! the next one of their transaction, and so do those whose [rows](LaterRows) are needed later.
+//! Each exchange with a Postgres costs more than most statements. So in a write, statements whose results nothing needs wait for
+//! the next one of their transaction, and so do those whose [rows](LaterRows) are needed later. SQLite executes each one at once.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use futures::TryStreamExt;
 use sqlx::postgres::PgRow;
-use sqlx::sqlite::SqliteRow;
-use sqlx::{Either, Encode, FromRow, Postgres, Sqlite, Type};
+use sqlx::{Either, Encode, FromRow, Postgres, Type};
 
 use super::error::{DbError, DbResult};
 use super::{
-    BatchConn, BatchSession, Conn, Engine, PostgresConn, PostgresValues, SqliteConn, Tx, ValueOffset, on_engine,
+    BatchConn, BatchSession, Conn, Engine, PostgresConn, PostgresValues, SqliteConn, SqliteValues, Tx, on_engine,
     push_number,
 };
+use crate::sqlite::{Sqlite, SqliteRow};
 
 /// The most values of a statement with rows on SQLite, which searches the place of each value by its number.
 const MOST_VALUES: usize = 60;
@@ -49,8 +49,7 @@ pub(in crate::db) struct Statement<'t, 'c> {
 enum Target<'t, 'c> {
     Sqlite {
         conn: &'t mut SqliteConn<'c>,
-        /// The place of the values, which are bound on the connection.
-        values: ValueOffset,
+        values: SqliteValues,
     },
     Postgres {
         conn: &'t mut PostgresConn<'c>,
@@ -63,8 +62,8 @@ impl<'c> Tx<'c> {
     pub(in crate::db) fn statement<'t>(&'t mut self, sql: &'static str) -> Statement<'t, 'c> {
         let target = match &mut self.conn {
             Conn::Sqlite(conn) => Target::Sqlite {
-                values: conn.next_values(),
                 conn,
+                values: SqliteValues::default(),
             },
             Conn::Postgres(conn) => Target::Postgres {
                 conn,
@@ -148,7 +147,7 @@ impl Statement<'_, '_> {
     fn add<'q>(&mut self, value: impl SqlValue<'q>) {
         self.bound += 1;
         match &mut self.target {
-            Target::Sqlite { conn, .. } => conn.bind(value),
+            Target::Sqlite { values, .. } => values.add(value),
             Target::Postgres { values, .. } => values.add(value),
         }
     }

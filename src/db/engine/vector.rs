@@ -3,8 +3,9 @@
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo, PgValueRef};
-use sqlx::sqlite::{SqliteArgumentsBuffer, SqliteTypeInfo, SqliteValueRef};
-use sqlx::{Decode, Encode, Postgres, Sqlite, Type};
+use sqlx::{Decode, Encode, Postgres, Type};
+
+use crate::sqlite::{Sqlite, SqliteArgumentBuffer, SqliteTypeInfo, SqliteValueRef};
 
 /// A vector to bind to a column or decode from it.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,7 +54,7 @@ impl Type<Sqlite> for Vector {
 }
 
 impl Encode<'_, Sqlite> for Vector {
-    fn encode_by_ref(&self, buffer: &mut SqliteArgumentsBuffer) -> Result<IsNull, BoxDynError> {
+    fn encode_by_ref(&self, buffer: &mut SqliteArgumentBuffer) -> Result<IsNull, BoxDynError> {
         <Vec<u8> as Encode<'_, Sqlite>>::encode(self.to_bytes(), buffer)
     }
 }

@@ -3,13 +3,12 @@
 //! SQLite has one writer, so all waiting operations share one transaction: a commit costs the same for one operation as
 //! for sixty. On Postgres several tasks take one operation each.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use sqlx::{AssertSqlSafe, Connection, SqliteConnection, query_scalar, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, query_scalar, raw_sql};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +20,7 @@ use super::queue::{CompletedOperation, OperationReceiver, QueuedOperation, next}
 use super::row_security::RowAccess;
 use super::settings::DbLimits;
 use super::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
+use crate::sqlite::SqliteConnection;
 
 /// The maximum number of operations that share a transaction.
 const GROUP: usize = 64;
@@ -37,8 +37,7 @@ pub(in crate::db) struct WriterParts {
     pub(in crate::db) limits: DbLimits,
 }
 
-/// Returns the writer of SQLite. The writer ends early when its connection is lost. It opens no new connection, since
-/// the transaction on the old one may still be open. `lock` is held until the writer has ended.
+/// Returns the writer of SQLite. `lock` is held until the writer has ended.
 pub(in crate::db) fn on_sqlite(
     outfit: WriterParts,
     mut conn: SqliteConnection,
@@ -65,9 +64,8 @@ pub(in crate::db) fn on_sqlite(
                     purge_at = (!is_done).then(|| Instant::now() + PURGE_AFTER);
                 }
             }
-            if !group.is_empty() && write_group(&mut conn, &parts, &mut group).await.is_break() {
-                tracing::error!("the connection to the database is lost");
-                return;
+            if !group.is_empty() {
+                write_group(&mut conn, &parts, &mut group).await;
             }
             if parts.has_erased.swap(false, Ordering::Relaxed) {
                 purge_at.get_or_insert_with(|| Instant::now() + PURGE_AFTER);
@@ -106,12 +104,8 @@ async fn empty_log(conn: &mut SqliteConnection, busy_timeout: Duration) -> bool 
     })
 }
 
-/// Runs the operations in one transaction and empties `group`. Breaks when the connection is lost.
-async fn write_group(
-    conn: &mut SqliteConnection,
-    parts: &TxParts,
-    group: &mut Vec<QueuedOperation>,
-) -> ControlFlow<()> {
+/// Runs the operations in one transaction and empties `group`.
+async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut Vec<QueuedOperation>) {
     let mut done = Vec::with_capacity(group.len());
     let ended = parts.sealing.scope(run_group(conn, parts, group, &mut done)).await;
     if ended.is_err() {
@@ -122,15 +116,8 @@ async fn write_group(
         operation.report(ended.clone());
     }
     // Operations are left in the group only if the transaction broke before they began.
-    let Err(error) = ended else {
-        return ControlFlow::Continue(());
-    };
-    group.drain(..).for_each(|operation| operation.refuse(error.clone()));
-    let is_lost = matches!(&error, DbError::Unavailable(cause) if matches!(**cause, sqlx::Error::WorkerCrashed));
-    if is_lost {
-        ControlFlow::Break(())
-    } else {
-        ControlFlow::Continue(())
+    if let Err(error) = ended {
+        group.drain(..).for_each(|operation| operation.refuse(error.clone()));
     }
 }
 
@@ -143,8 +130,8 @@ const END_NEXT: PlainStatements = PlainStatements::new("release operation; savep
 const COMMIT: PlainStatements = PlainStatements::new("commit", 1);
 
 /// Runs the operations, each but the first within a savepoint, so that one operation can fail alone. The first that stores
-/// something needs none: the whole transaction is rolled back with it, and begins again. What begins and ends an operation is
-/// sent with its statements.
+/// something needs none: the whole transaction is rolled back with it, and begins again. An operation begins with its first
+/// statement: one without statements costs nothing.
 async fn run_group(
     conn: &mut SqliteConnection,
     parts: &TxParts,
@@ -163,7 +150,7 @@ async fn run_group(
     while let Some(operation) = group.pop() {
         let is_last = group.is_empty();
         let access = operation.access.clone();
-        let mut tx = Tx::sqlite(SqliteConn::of_operation(&mut *conn, opening), parts, &access);
+        let mut tx = Tx::sqlite(SqliteConn::opened(&mut *conn, opening), parts, &access);
         let mut operation = operation.run(&mut tx).await;
         let end = match (is_last, is_first) {
             (true, _) => COMMIT,

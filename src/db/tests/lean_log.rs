@@ -1,6 +1,6 @@
 //! The log of a SQLite database that a former release has written.
 
-use sqlx::{Connection, SqliteConnection, query_scalar, raw_sql};
+use sqlx::{Connection, query_scalar, raw_sql};
 
 use super::copies::put;
 use super::{Db, open, read, saying, stored_thread, write};
@@ -11,6 +11,7 @@ use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Position;
 use crate::domain::time::Timestamp;
+use crate::sqlite::SqliteConnection;
 
 /// Makes the tables what they were.
 const FORMER: &str = "\

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use sqlx::{Connection, SqliteConnection, query_scalar, raw_sql};
+use sqlx::{Connection, query_scalar, raw_sql};
 use tokio::sync::Semaphore;
 
 use super::runs::claimed_run;
@@ -20,6 +20,7 @@ use crate::domain::machine::Position;
 use crate::domain::run::RunStatus;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
+use crate::sqlite::SqliteConnection;
 
 on_both!(
     concurrent_writes_all_succeed,

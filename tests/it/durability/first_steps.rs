@@ -245,9 +245,8 @@ async fn a_run_and_its_input_are_one_transaction_on_sqlite() {
 /// The beginning of the statement with which a run leaves its thread.
 const END: &str = "update threads set status = case";
 
-/// Returns in how many exchanges with the thread of its connection SQLite made the transaction that has this statement: the
-/// number of lines, each with the statements that were sent together.
-fn exchanges_of(log: &str, statement: &str) -> Option<usize> {
+/// Returns the statements of the transaction of SQLite that has this one: the lines of the log, each with a statement.
+fn transaction_with(log: &str, statement: &str) -> Option<Vec<String>> {
     let mut lines: Vec<&str> = vec![];
     for line in log.lines().filter(|line| line.contains("sqlx::query")) {
         let begins = line.contains("begin immediate");
@@ -260,22 +259,27 @@ fn exchanges_of(log: &str, statement: &str) -> Option<usize> {
         if line.contains("commit") {
             let made = std::mem::take(&mut lines);
             if made.iter().any(|line| line.contains(statement)) {
-                return Some(made.len());
+                return Some(made.into_iter().map(str::to_owned).collect());
             }
         }
     }
     None
 }
 
-/// Waits until the transaction that has this statement is in the log. Returns its exchanges.
-async fn logged_exchanges(server: &TestServer, statement: &str) -> usize {
-    let counted = || exchanges_of(&server.log().text(), statement);
-    eventually(async || counted().is_some()).await;
-    counted().expect("it is in the log")
+/// Waits until the transaction that has this statement is in the log, and returns its statements.
+async fn logged_transaction(server: &TestServer, statement: &str) -> Vec<String> {
+    let found = || transaction_with(&server.log().text(), statement);
+    eventually(async || found().is_some()).await;
+    found().expect("it is in the log")
+}
+
+/// Returns the number of statements of the transaction that has this one, with those that begin and end it.
+async fn logged_statements(server: &TestServer, statement: &str) -> usize {
+    logged_transaction(server, statement).await.len()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_thread_and_its_entry_in_the_audit_take_one_exchange_with_the_connection_of_sqlite() {
+async fn a_new_thread_and_its_entry_in_the_audit_are_stored_by_two_statements_on_sqlite() {
     play(Engine::Sqlite, async |server: TestServer| {
         let keys = server.is_protected().await;
         server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
@@ -286,8 +290,8 @@ async fn a_new_thread_and_its_entry_in_the_audit_take_one_exchange_with_the_conn
         for _ in 0..5 {
             server.log().clear();
             ann.thread().await;
-            of_thread = of_thread.min(logged_exchanges(&server, "insert into threads").await);
-            of_entry = of_entry.min(logged_exchanges(&server, "insert into audit").await);
+            of_thread = of_thread.min(logged_statements(&server, "insert into threads").await);
+            of_entry = of_entry.min(logged_statements(&server, "insert into audit").await);
         }
         assert_eq!(of_thread, 1);
         assert_eq!(of_entry, 1);
@@ -303,7 +307,7 @@ async fn the_thread_of_a_stateless_run_is_stored_as_the_run_leaves_it() {
         server.log().clear();
         let body = alice.run_body("hello", json!({}));
         server.client().post("/runs/wait", body).await.ok();
-        logged_exchanges(&server, END).await;
+        logged_statements(&server, END).await;
         let text = server.log().text();
         assert!(text.contains("insert into threads"), "{text}");
         assert!(!text.contains("update threads set status = coalesce("), "{text}");
@@ -312,7 +316,7 @@ async fn the_thread_of_a_stateless_run_is_stored_as_the_run_leaves_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_of_one_step_takes_three_exchanges_with_the_connection_of_sqlite() {
+async fn a_run_of_one_step_takes_few_statements_on_sqlite() {
     play(Engine::Sqlite, async |server: TestServer| {
         server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
         let alice = server.human("plain").await;
@@ -324,8 +328,8 @@ async fn a_run_of_one_step_takes_three_exchanges_with_the_connection_of_sqlite()
         for text in ["two", "three", "four", "five"] {
             server.log().clear();
             alice.says(text).await;
-            admission = admission.min(logged_exchanges(&server, "insert into runs").await);
-            end = end.min(logged_exchanges(&server, END).await);
+            admission = admission.min(logged_statements(&server, "insert into runs").await);
+            end = end.min(logged_statements(&server, END).await);
         }
         assert_eq!(admission, 2, "what is read, and what is stored");
         assert_eq!(end, 1, "no message waits for answers");
@@ -334,29 +338,28 @@ async fn a_run_of_one_step_takes_three_exchanges_with_the_connection_of_sqlite()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_subagents_of_one_answer_take_one_exchange_with_the_connection_of_sqlite() {
+async fn the_subagents_of_one_answer_begin_in_its_transaction_on_sqlite() {
     play(Engine::Sqlite, async |server: TestServer| {
         server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
         let alice = server.human("agent").await;
         let calls = [task("t1", "researcher", "one"), task("t2", "researcher", "two")];
         alice.says(script().calls_all(calls).says("done")).await;
+        // A step of the main agent changes its run. The transaction of the delegations also stores those of the subagents.
         let admission = || {
             let text = server.log().text();
-            let mut lines = text.lines();
-            // Of the transactions that store runs, that of subagents changes the run of the main agent.
-            let line = lines.find(|line| line.contains("insert into runs") && line.contains("update runs"));
-            line.map(str::to_owned)
+            let (_, after) = text.split_once("update runs")?;
+            transaction_with(&format!("sqlx::query begin immediate\n{after}"), "insert into runs")
         };
         eventually(async || admission().is_some()).await;
-        let line = admission().expect("it is in the log");
+        let lines = admission().expect("it is in the log").join("\n");
         assert!(
-            line.contains("insert into checkpoints"),
-            "the answer, and what they begin with: {line}"
+            lines.contains("insert into checkpoints"),
+            "the answer, and what they begin with: {lines}"
         );
         assert_eq!(
-            line.matches("insert into runs").count(),
+            lines.matches("insert into runs").count(),
             1,
-            "both by one statement: {line}"
+            "both by one statement: {lines}"
         );
     })
     .await;
@@ -371,7 +374,7 @@ async fn a_run_whose_subagents_have_ended_does_not_read_their_usage() {
         let calls = [task("t1", "researcher", "one"), task("t2", "researcher", "two")];
         let run = alice.asks(script().calls_all(calls).says("done")).await;
         run.finishes().await;
-        logged_exchanges(&server, END).await;
+        logged_statements(&server, END).await;
         assert_eq!(reads(), 0);
         let used = run.record().await["tree_usage"]["model_calls"].clone();
         assert_eq!(used, 4);
@@ -420,7 +423,7 @@ async fn the_end_of_a_run_is_followed_by_no_look_at_an_empty_queue(server: TestS
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_question_and_its_answer_take_six_exchanges_with_the_connection_of_sqlite() {
+async fn a_question_and_its_answer_take_few_statements_on_sqlite() {
     play(Engine::Sqlite, async |server: TestServer| {
         server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
         let alice = server.human("agent").await;
@@ -430,14 +433,14 @@ async fn a_question_and_its_answer_take_six_exchanges_with_the_connection_of_sql
         // Reads of other work may be in the log, as above.
         for id in ["m1", "m2", "m3", "m4"] {
             // The end of the run before may come into the log after its client has heard of it.
-            logged_exchanges(&server, END).await;
+            logged_statements(&server, END).await;
             server.log().clear();
             alice.says(script().calls(mail(id, "bob")).says("sent")).await;
-            end = end.min(logged_exchanges(&server, END).await);
+            end = end.min(logged_statements(&server, END).await);
             let question = alice.question().await;
             server.log().clear();
             alice.approves(&question).await.finishes().await;
-            admission = admission.min(logged_exchanges(&server, "insert into runs").await);
+            admission = admission.min(logged_statements(&server, "insert into runs").await);
             assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: sent"));
         }
         assert_eq!(

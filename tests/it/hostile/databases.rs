@@ -4,11 +4,12 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use adjutant::Adjutant;
+use adjutant::sqlite::SqliteConnection;
 use futures::future::join_all;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::{Value, json};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{Connection, PgConnection, SqliteConnection};
+use sqlx::{Connection, PgConnection};
 use tokio::time::timeout;
 
 use crate::support::client::{Client, Reply, reply};

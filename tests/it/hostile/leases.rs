@@ -4,10 +4,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use adjutant::domain::time::{Clock, ManualClock, SystemClock};
+use adjutant::sqlite::SqliteConnection;
 use futures::future::join_all;
 use reqwest::Method;
 use serde_json::json;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
 
 use crate::support::client::reply;
 use crate::support::postgres_proxy::{Commits, play_behind_proxy};

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use adjutant::domain::time::{Clock, SystemClock, Timestamp};
+use adjutant::sqlite::SqliteConnection;
 use adjutant::{Adjutant, Shutdown};
 use serde_json::json;
-use sqlx::{Connection, SqliteConnection, raw_sql};
+use sqlx::{Connection, raw_sql};
 use tokio::net::TcpListener;
 
 use crate::support::client::Client;

@@ -1,7 +1,8 @@
 //! Rows of the database that cannot be read: they are stepped over, and everything else goes on.
 
+use adjutant::sqlite::SqliteConnection;
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query, query_as};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, query, query_as};
 
 use crate::agents::background_tasks::{boss, knows_an_outcome, start, the_task};
 use crate::remote::awaited::Peer;

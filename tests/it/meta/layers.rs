@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 21] = [
+const MAY_USE: [(&str, &[&str]); 22] = [
     ("auth", &["domain", "net"]),
     ("cedar", &["domain"]),
     ("client", &["config", "domain", "net"]),
@@ -21,7 +21,8 @@ const MAY_USE: [(&str, &[&str]); 21] = [
         "agent",
         &["domain", "definition", "model", "tool", "middleware", "peer"],
     ),
-    ("db", &["domain", "definition"]),
+    ("sqlite", &[]),
+    ("db", &["domain", "definition", "sqlite"]),
     ("events", &["domain", "db", "metrics", "shutdown"]),
     (
         "runtime",

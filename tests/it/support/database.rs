@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};
+use adjutant::sqlite::SqliteConnection;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, query_as, query_scalar, raw_sql};
 
 use super::{Engine, TestServer, postgres};
 

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use adjutant::domain::time::ManualClock;
+use adjutant::sqlite::SqliteConnectOptions;
 use adjutant::{Adjutant, Builder, Shutdown};
 use serde_json::{Value, json};
+use sqlx::Connection;
 use sqlx::migrate::Migrator;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
-use sqlx::{ConnectOptions, Connection};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, OnceCell};
@@ -185,12 +185,8 @@ async fn sqlite_template() -> &'static [u8] {
     let create = async || {
         let folder = tempfile::tempdir().expect("a directory");
         let file = folder.path().join("template.db");
-        let options = SqliteConnectOptions::new().filename(&file).create_if_missing(true);
-        let mut conn = options
-            .journal_mode(SqliteJournalMode::Wal)
-            .connect()
-            .await
-            .expect("a file");
+        let options = SqliteConnectOptions::of_file(&file).create_if_missing(true);
+        let mut conn = options.pragma("journal_mode", "wal").open().expect("a file");
         let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite"));
         let migrator = Migrator::new(folder).await.expect("the folder can be read");
         migrator.run(&mut conn).await.expect("the tables are created");

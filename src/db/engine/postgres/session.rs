@@ -182,9 +182,7 @@ impl BatchSession for PostgresSession<'_> {
     type Database = Postgres;
     type Batch = PostgresBatch;
     type Values = PostgresValues;
-    type LoneValues = PostgresValues;
-
-    const OPENS_WITH_QUERIES: bool = false;
+    type BatchValues = PostgresValues;
 
     /// A statement that is sent alone has its values and rows in binary form.
     fn sent_values(&self, values: PostgresValues, is_single: bool) -> SentValues<Self> {
