@@ -1,5 +1,6 @@
 //! The table of interrupts: questions of agents to humans, their status and answers. They outlive the runs that asked.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,14 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Interrupt, Question};
 use crate::domain::ruling::RowCondition;
+use crate::domain::schema_text::SchemaText;
 use crate::domain::time::Timestamp;
+
+mod schemas;
+
+pub use schemas::{delete_schemas_of_tenant, sweep_schemas};
+
+use schemas::LaterSchema;
 
 const TABLE: &str = "interrupts";
 /// The maximum number of ids in one statement; databases limit the number of bound values.
@@ -109,9 +117,12 @@ impl InterruptState {
     }
 }
 
-const SELECT: &str = "\
-    select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_id, task_call_id, \
-    status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal from interrupts";
+const SELECT: &str = concatcp!(
+    "select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_id, task_call_id, \
+     status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, ",
+    schemas::COLUMNS,
+    " from interrupts"
+);
 
 /// The condition on the interrupt `$2` of the thread `$1`. Compared by `=`, the thread could have Postgres look for the id among
 /// all interrupts of the thread, since most threads have few. So it looks for the id, which few threads share.
@@ -137,23 +148,28 @@ from_row! {
         resolved_at: Option<i64>,
         seq: i64,
         ordinal: i32,
+        schema_digest: Option<String>,
+        answer_schema: Option<String>,
     }
 }
 
 impl TryFrom<InterruptRow> for InterruptRecord {
     type Error = DbError;
 
-    fn try_from(row: InterruptRow) -> DbResult<Self> {
+    fn try_from(mut row: InterruptRow) -> DbResult<Self> {
+        let schema_digest = row.schema_digest.take();
+        let answer_schema = row.answer_schema.take();
         let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.interrupt_id,
         };
-        let interrupt: Interrupt = at("interrupt").decode(&row.interrupt)?;
+        let mut interrupt: Interrupt = at("interrupt").decode(&row.interrupt)?;
         // Nobody may answer a question that is not there.
         if interrupt.lacks_question() {
             return Err(at("interrupt").corrupt());
         }
+        schemas::put_back(&mut interrupt, schema_digest, answer_schema)?;
         Ok(Self {
             interrupt,
             thread: ThreadId(row.thread_id),
@@ -207,13 +223,19 @@ pub struct ReplacedInterrupt<'a> {
     /// The other one.
     new: &'a InterruptRecord,
     rows: LaterRows<InterruptRow>,
+    /// The schema of the other one, if that is stored apart.
+    schema: Option<LaterSchema<'a>>,
 }
 
 impl ReplacedInterrupt<'_> {
-    /// Saves the values of the interrupt, so that [`restore`] can bring it back, and stores to whom the other one is assigned.
+    /// Saves the values of the interrupt, so that [`restore`] can bring it back, and stores to whom the other one is assigned, and
+    /// the schema of its answer.
     pub async fn save(self, tx: &mut Tx<'_>) -> DbResult<()> {
-        let Self { new, rows } = self;
+        let Self { new, rows, schema } = self;
         let row = rows.fetch_optional(tx).await?;
+        if let Some(schema) = schema {
+            schema.store(tx, new.thread, new.created_at).await?;
+        }
         if let Some(row) = row {
             // An unreadable row is replaced, too.
             let earlier = unless_corrupt(InterruptRecord::try_from(row))?;
@@ -225,26 +247,36 @@ impl ReplacedInterrupt<'_> {
     }
 }
 
-/// Stores an interrupt like [`insert`], but not to whom it is assigned. The transaction has to do that, and to save what it has
-/// replaced, by [`ReplacedInterrupt::save`] after that: it can be read together with other rows.
+/// Stores an interrupt like [`insert`], but not to whom it is assigned, nor a schema that is stored apart. The transaction has to do
+/// that, and to save what it has replaced, by [`ReplacedInterrupt::save`] after that: it can be read together with other rows.
 ///
 /// # Errors
 /// As [`insert`].
 pub async fn insert_later<'a>(tx: &mut Tx<'_>, record: &'a InterruptRecord) -> DbResult<ReplacedInterrupt<'a>> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
-        task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, expires_at) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) \
+        task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, expires_at, \
+        schema_digest) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18) \
         on conflict (thread_id, interrupt_id) do update set run_id = excluded.run_id, lane = excluded.lane, \
         agent_name = excluded.agent_name, path = excluded.path, task_id = excluded.task_id, \
         task_call_id = excluded.task_call_id, status = excluded.status, interrupt = excluded.interrupt, \
         resolution = excluded.resolution, resumed_by = excluded.resumed_by, created_at = excluded.created_at, \
         resolved_at = excluded.resolved_at, seq = excluded.seq, ordinal = excluded.ordinal, \
-        expires_at = excluded.expires_at";
+        expires_at = excluded.expires_at, schema_digest = excluded.schema_digest";
     let id = &record.interrupt.id;
     let earlier = tx.statement(FIND).bind(record.thread.0).bind(id.0.as_str());
     let rows = earlier.fetch_later().await?;
     let sealer = tx.sealer_of_thread(record.thread).await?;
-    let interrupt = sealer.encode(&cell("interrupt", id), &record.interrupt)?;
+    let apart = schemas::apart(tx, &record.interrupt.question);
+    let schema = match apart {
+        Some(schema) => Some(schemas::find_later(tx, record.thread, schema).await?),
+        None => None,
+    };
+    let stored = match apart {
+        Some(_) => Cow::Owned(record.interrupt.without_schema()),
+        None => Cow::Borrowed(&record.interrupt),
+    };
+    let interrupt = sealer.encode(&cell("interrupt", id), &*stored)?;
     let resolution = encode_resolution(&sealer, id, record.resolution.as_ref())?;
     tx.statement(SQL)
         .bind(id.0.as_str())
@@ -264,9 +296,14 @@ pub async fn insert_later<'a>(tx: &mut Tx<'_>, record: &'a InterruptRecord) -> D
         .bind(record.seq)
         .bind(record.ordinal)
         .bind(record.expires_at().map(|at| at.0))
+        .bind(apart.map(SchemaText::digest))
         .execute_later()
         .await?;
-    Ok(ReplacedInterrupt { new: record, rows })
+    Ok(ReplacedInterrupt {
+        new: record,
+        rows,
+        schema,
+    })
 }
 
 /// Deletes to whom an interrupt is assigned.
@@ -399,6 +436,26 @@ fn keep_questions(tx: &mut Tx<'_>, records: &[InterruptRecord]) {
     }
 }
 
+from_row! {
+    struct QuestionRow {
+        interrupt_id: String,
+        interrupt: String,
+        schema_digest: Option<String>,
+        answer_schema: Option<String>,
+    }
+}
+
+impl TryFrom<QuestionRow> for Interrupt {
+    type Error = DbError;
+
+    fn try_from(row: QuestionRow) -> DbResult<Self> {
+        let id = InterruptId(row.interrupt_id);
+        let mut interrupt: Self = cell("interrupt", &id).decode(&row.interrupt)?;
+        schemas::put_back(&mut interrupt, row.schema_digest, row.answer_schema)?;
+        Ok(interrupt)
+    }
+}
+
 /// Returns the questions of interrupts of a thread by their ids. Those that cannot be read are logged and left out.
 ///
 /// # Errors
@@ -408,16 +465,20 @@ pub(super) async fn questions(
     thread: ThreadId,
     ids: BTreeSet<InterruptId>,
 ) -> DbResult<HashMap<InterruptId, Arc<Question>>> {
-    const SQL: &str = "select interrupt_id, interrupt from interrupts where thread_id = $1 and interrupt_id in ";
+    const SQL: &str = concatcp!(
+        "select interrupt_id, interrupt, ",
+        schemas::COLUMNS,
+        " from interrupts where thread_id = $1 and interrupt_id in "
+    );
     let ids: Vec<InterruptId> = ids.into_iter().collect();
     let mut found = HashMap::with_capacity(ids.len());
     for batch in ids.chunks(MAX_IDS) {
         let statement = tx.statement(SQL).bind(thread.0);
         let statement = statement.bind_list(batch.iter().map(|id| id.0.as_str()));
-        let rows: Vec<(String, String)> = statement.fetch_all().await?;
-        for (id, interrupt) in rows {
-            let id = InterruptId(id);
-            let read = unless_corrupt(cell("interrupt", &id).decode::<Interrupt>(&interrupt))?;
+        let rows: Vec<QuestionRow> = statement.fetch_all().await?;
+        for row in rows {
+            let id = InterruptId(row.interrupt_id.clone());
+            let read = unless_corrupt(Interrupt::try_from(row))?;
             found.extend(read.map(|interrupt| (id, interrupt.question)));
         }
     }

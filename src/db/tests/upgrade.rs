@@ -7,8 +7,8 @@ use crate::db::engine::{migration, upgrade};
 use crate::domain::id::WorkerId;
 
 /// Takes the constraints away that an upgraded database does not have.
-const NOT_FINISHED: &str = "alter table workers drop constraint reads_events_in_steps; \
-    alter table runs drop constraint reads_events_in_steps; alter table jobs drop constraint reads_events_in_steps";
+const NOT_FINISHED: &str = "alter table workers drop constraint reads_answer_schemas; \
+    alter table runs drop constraint reads_answer_schemas; alter table jobs drop constraint reads_answer_schemas";
 
 /// Adds the constraints of an upgrade that was finished to the former release, which reads texts in the short form.
 const FINISHED_BEFORE: &str = "\
@@ -86,7 +86,7 @@ async fn finish_once_more(conn: &mut PgConnection, before: &'static str, forms: 
         .expect("a change");
     assert!(upgrade::finish(conn).await.expect("it can be finished"));
     let after = upgrade::forms_read(conn).await.expect("an answer");
-    assert_eq!(after, upgrade::EVENTS_IN_STEPS);
+    assert_eq!(after, WorkerId::FORMS_READ);
     at_work().execute(&mut *conn).await.expect_err("it is refused");
 }
 
