@@ -15,6 +15,8 @@
 //! Clients answer through [`answers`](super::answers); the runs that continue without a client are in
 //! [`resumption`](super::resumption).
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 
 use super::audit;
@@ -23,7 +25,7 @@ use super::new_run::Resolution;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::{InterruptId, RunId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::run::{Command, Run};
 
@@ -43,14 +45,35 @@ pub use branches::open_interrupts;
 pub(super) use answer::NOT_OPEN;
 pub(super) use approvers::{bypasses_interrupts, check_answers, check_way, record_attempt};
 pub(super) use branches::{LaterOpen, can_be_answered, hold_messages, open_at, place_of};
-pub(super) use deliver::{AnswerDelivery, Delivered, DeliveredEnd, deliver, is_late, waiting_agents};
+pub(super) use deliver::{
+    AnswerDelivery, AnsweredWork, Delivered, DeliveredEnd, LaterDelivery, deliver, is_late, waiting_agents,
+};
 pub(super) use expire::{drop_for_end, drop_for_input, drop_for_update, drop_of_subagents};
 pub(super) use positions::{LanePositions, caller_lane, waited_for};
 pub(super) use remember::StoredDecisions;
 pub(super) use remote::{is_answered_remotely, pending_of_subagent};
 
+/// The interrupts that a client has answered.
+#[derive(Default)]
+pub(super) struct AnsweredInterrupts {
+    /// The histories of the agents that have raised them.
+    lanes: BTreeMap<InterruptId, Lane>,
+    /// The number of the last one, and the run during which it was raised.
+    last: Option<(i64, RunId)>,
+    /// True if decisions are remembered that came with the answers.
+    remembers: bool,
+}
+
+impl AnsweredInterrupts {
+    fn add(&mut self, record: &InterruptRecord) {
+        self.lanes.insert(record.interrupt.id.clone(), record.lane);
+        self.last = self.last.max(Some((record.seq, record.run)));
+    }
+}
+
 /// Stores a resolution in the rows of the interrupts, on behalf of the run that brings it, and puts it into the command
-/// of the run. `open` are the open interrupts, if they are to be read already.
+/// of the run. Returns the interrupts that are answered, if a client has answered them. `open` are the open interrupts, if they are to
+/// be read already.
 ///
 /// # Errors
 /// Returns the refusal of an answer that does not fit the open interrupts.
@@ -60,7 +83,8 @@ pub(super) async fn resolve(
     resolution: &Resolution,
     caller: &Identity,
     open: Option<LaterOpen>,
-) -> Result<(), StartError> {
+) -> Result<AnsweredInterrupts, StartError> {
+    let mut answered = AnsweredInterrupts::default();
     let MatchedAnswer { answers, open, place } = match resolution {
         Resolution::Answered(answer) => answer::match_answer(tx, run, answer, caller, open).await?,
         Resolution::AnsweredAlone(id, answer) => {
@@ -74,7 +98,8 @@ pub(super) async fn resolve(
     for (id, answer) in answers.iter().flatten() {
         let found = open.iter().find(|record| record.interrupt.id == *id);
         if let Some(record) = found {
-            remember::remember(tx, run, record, answer, caller).await?;
+            answered.add(record);
+            answered.remembers |= remember::remember(tx, run, record, answer, caller).await?;
             db::interrupts::resolve_found(tx, record, answer, run.id, run.created_at).await?;
             audit::record_answer(tx, caller, run.thread, id, answer, run.created_at).await?;
             continue;
@@ -97,7 +122,7 @@ pub(super) async fn resolve(
     if let Resolution::Cancelled(children) = resolution {
         command.continuation.cancelled.clone_from(children);
     }
-    Ok(())
+    Ok(answered)
 }
 
 /// Returns the open interrupts of a thread, in the order in which they were raised.

@@ -27,7 +27,7 @@ use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::cancel_action::CancelAction;
 use crate::runtime::error::StartError;
-use crate::runtime::interrupts::{self, LaterOpen};
+use crate::runtime::interrupts::{self, AnsweredInterrupts, AnsweredWork, LaterOpen};
 use crate::runtime::new_run::{NewRun, Resolution, Target};
 use crate::runtime::registry::{PinnedLookup, ResolvedAssistant};
 use crate::runtime::{quotas, trace};
@@ -87,6 +87,8 @@ pub(in crate::runtime) struct UnstoredRun {
     pub(in crate::runtime) admitted: Admitted,
     /// The end of the log of its thread, if it is to be read together with what the admission reads.
     pub(in crate::runtime) log_end: Option<LaterLogEnd>,
+    /// The work that it continues with answers of a client, if it may begin at once.
+    pub(in crate::runtime) answered: Option<Box<AnsweredWork>>,
     /// Its thread, as it was before.
     thread: Thread,
     stored: StoredThread,
@@ -113,6 +115,7 @@ impl UnstoredRun {
         let Self {
             admitted,
             log_end: _,
+            answered: _,
             thread,
             stored,
             known,
@@ -221,7 +224,7 @@ pub(in crate::runtime) async fn decide(
     if let Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) = &settled {
         interrupts::record_attempt(&context.core, &new_run.caller, thread.id, assigned);
     }
-    settled?;
+    let answered = settled?;
     // A run at work that is displaced takes some time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && run.request.turn() != QueueTurn::Answer;
     let may_claim = context.worker.is_some() && !is_busy && run.due_at <= now;
@@ -239,9 +242,11 @@ pub(in crate::runtime) async fn decide(
         claimed,
         displaced,
     };
+    let delivery = resumption.delivery;
     Ok(UnstoredRun {
         admitted,
         log_end,
+        answered: delivery.map(|rows| Box::new(AnsweredWork { rows, answered })),
         thread,
         stored,
         known: resolved.known,
@@ -358,7 +363,7 @@ async fn displace(tx: &mut Tx<'_>, strategy: Multitask, thread: ThreadId) -> DbR
 
 /// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered. If the thread is to
 /// go on before it, such a run waits until none is pending. Interrupts on branches that the thread has left do not count. `open`
-/// are the open ones, if they are to be read already.
+/// are the open ones, if they are to be read already. Returns those that a client answers with it.
 async fn settle_questions(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
@@ -366,7 +371,8 @@ async fn settle_questions(
     run: &mut Run,
     in_flight: InFlight,
     open: Option<LaterOpen>,
-) -> Result<(), StartError> {
+) -> Result<AnsweredInterrupts, StartError> {
+    let none = AnsweredInterrupts::default();
     if interrupts::bypasses_interrupts(&run.request) {
         let way = interrupts::check_way(tx, run.thread, run.request.caller.as_ref(), None).await?;
         way.map_err(StartError::WaitsForApprovers)?;
@@ -380,15 +386,15 @@ async fn settle_questions(
     }
     let begins_anew = new_run.request.input.is_some() && new_run.request.command.is_none();
     if !begins_anew || known.on_pending_interrupt == OnPendingInterrupt::Drop {
-        return Ok(());
+        return Ok(none);
     }
     run.request.after_answers = true;
     if in_flight.at_work > 0 || db::runs::has_queued_answer(tx, run.thread).await? {
-        return Ok(());
+        return Ok(none);
     }
     let open = interrupts::open_at(tx, run.thread, None).await?;
     if open.is_empty() {
-        return Ok(());
+        return Ok(none);
     }
     Err(StartError::QuestionPending(
         open.into_iter().map(|asked| asked.interrupt.id).collect(),

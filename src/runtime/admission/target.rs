@@ -12,7 +12,7 @@ use crate::domain::access::{Action, Ownership};
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 use crate::runtime::error::StartError;
-use crate::runtime::interrupts::LaterOpen;
+use crate::runtime::interrupts::{LaterDelivery, LaterOpen};
 use crate::runtime::new_run::{NewRun, Resolution, Target, may_step_at_once};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
@@ -46,16 +46,26 @@ pub(super) struct LaterResumption {
     pub(super) before: Option<LaterRunBefore>,
     /// The open interrupts, for the answer of a client.
     pub(super) open: Option<LaterOpen>,
+    /// The rest that is read to go on with such an answer, if the run may begin at once.
+    pub(super) delivery: Option<LaterDelivery>,
 }
 
 impl LaterResumption {
-    async fn begin(tx: &mut Tx<'_>, thread: ThreadId, resolution: &Resolution) -> DbResult<Self> {
-        let open = match resolution {
-            Resolution::Answered(_) | Resolution::AnsweredAlone(..) => Some(LaterOpen::begin(tx, thread).await?),
-            Resolution::AnsweredRemotely(_) | Resolution::Expired(_) | Resolution::Cancelled(_) => None,
+    async fn begin(tx: &mut Tx<'_>, thread: ThreadId, resolution: &Resolution, may_begin: bool) -> DbResult<Self> {
+        let is_of_client = match resolution {
+            Resolution::Answered(_) | Resolution::AnsweredAlone(..) => true,
+            Resolution::AnsweredRemotely(_) | Resolution::Expired(_) | Resolution::Cancelled(_) => false,
+        };
+        let open = match is_of_client {
+            true => Some(LaterOpen::begin(tx, thread).await?),
+            false => None,
+        };
+        let delivery = match is_of_client && may_begin {
+            true => Some(LaterDelivery::begin(tx, thread).await?),
+            false => None,
         };
         let before = Some(db::runs::find_before_later(tx, thread).await?);
-        Ok(Self { before, open })
+        Ok(Self { before, open, delivery })
     }
 }
 
@@ -84,7 +94,7 @@ impl TargetLookup {
                 false => None,
             },
             resumption: match &new_run.resume {
-                Some(resolution) => LaterResumption::begin(tx, id, resolution).await?,
+                Some(resolution) => LaterResumption::begin(tx, id, resolution, context.worker.is_some()).await?,
                 None => LaterResumption::default(),
             },
         };
