@@ -502,6 +502,10 @@ pub async fn newest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
 /// The values that a run takes over from the run whose work it continues.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunBefore {
+    /// The run.
+    pub run: RunId,
+    /// Its agent, if it was resolved.
+    pub agent: Option<AssignedAgent>,
     /// Its place in the queue.
     pub queue: RunQueue,
     /// The user on whose behalf it worked.
@@ -567,14 +571,18 @@ impl TryFrom<BeforeRow> for RunBefore {
     fn try_from(row: BeforeRow) -> DbResult<Self> {
         #[derive(Default, Deserialize)]
         #[serde(default)]
-        struct OnlyCaller {
+        struct OnlyOrigin {
+            agent: Option<AssignedAgent>,
             caller: Option<RunCaller>,
             trace: Option<RunTrace>,
         }
+        let run = RunId(row.run_id);
         // A request that is corrupt names no caller; one whose key is missing here may name one.
-        let request: DbResult<OnlyCaller> = blobs::decode_some(&cell("request", &RunId(row.run_id)), &row.request);
-        let OnlyCaller { caller, trace } = unless_corrupt(request)?.unwrap_or_default();
+        let request: DbResult<OnlyOrigin> = blobs::decode_some(&cell("request", &run), &row.request);
+        let OnlyOrigin { agent, caller, trace } = unless_corrupt(request)?.unwrap_or_default();
         Ok(Self {
+            run,
+            agent,
             queue: RunQueue::stored(row.queue),
             caller,
             trace,

@@ -12,10 +12,10 @@
 //! queued on the thread, so that an answer is used once it is accepted. Only a run that is at work by then, and has not
 //! begun to write, may go on without it: the interrupts are dropped then, and the run with the answer fails.
 //!
+//! The rows of a thread to which a client brings answers are read together (`answered.rs`).
+//!
 //! Clients answer through [`answers`](super::answers); the runs that continue without a client are in
 //! [`resumption`](super::resumption).
-
-use std::collections::BTreeMap;
 
 use serde_json::json;
 
@@ -25,11 +25,12 @@ use super::new_run::Resolution;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{InterruptId, RunId, ThreadId};
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::run::{Command, Run};
 
 mod answer;
+mod answered;
 mod approvers;
 mod branches;
 mod deliver;
@@ -43,37 +44,18 @@ use answer::MatchedAnswer;
 pub use branches::open_interrupts;
 
 pub(super) use answer::NOT_OPEN;
+pub(super) use answered::{AnsweredInterrupts, AnsweredThread, AnsweredWork, LaterAnsweredThread, WaitingWork};
 pub(super) use approvers::{bypasses_interrupts, check_answers, check_way, record_attempt};
-pub(super) use branches::{LaterOpen, can_be_answered, hold_messages, open_at, place_of};
-pub(super) use deliver::{
-    AnswerDelivery, AnsweredWork, Delivered, DeliveredEnd, LaterDelivery, deliver, is_late, waiting_agents,
-};
+pub(super) use branches::{LaterOpen, OpenInterrupts, can_be_answered, hold_messages, open_at, place_of};
+pub(super) use deliver::{AnswerDelivery, Delivered, DeliveredEnd, deliver, is_late, waiting_agents};
 pub(super) use expire::{drop_for_end, drop_for_input, drop_for_update, drop_of_subagents};
 pub(super) use positions::{LanePositions, caller_lane, waited_for};
 pub(super) use remember::StoredDecisions;
 pub(super) use remote::{is_answered_remotely, pending_of_subagent};
 
-/// The interrupts that a client has answered.
-#[derive(Default)]
-pub(super) struct AnsweredInterrupts {
-    /// The histories of the agents that have raised them.
-    lanes: BTreeMap<InterruptId, Lane>,
-    /// The number of the last one, and the run during which it was raised.
-    last: Option<(i64, RunId)>,
-    /// True if decisions are remembered that came with the answers.
-    remembers: bool,
-}
-
-impl AnsweredInterrupts {
-    fn add(&mut self, record: &InterruptRecord) {
-        self.lanes.insert(record.interrupt.id.clone(), record.lane);
-        self.last = self.last.max(Some((record.seq, record.run)));
-    }
-}
-
 /// Stores a resolution in the rows of the interrupts, on behalf of the run that brings it, and puts it into the command
-/// of the run. Returns the interrupts that are answered, if a client has answered them. `open` are the open interrupts, if they are to
-/// be read already.
+/// of the run. Returns the interrupts that are answered, if a client has answered them. `open` are the open interrupts, if they
+/// were read already.
 ///
 /// # Errors
 /// Returns the refusal of an answer that does not fit the open interrupts.
@@ -82,7 +64,7 @@ pub(super) async fn resolve(
     run: &mut Run,
     resolution: &Resolution,
     caller: &Identity,
-    open: Option<LaterOpen>,
+    open: Option<OpenInterrupts>,
 ) -> Result<AnsweredInterrupts, StartError> {
     let mut answered = AnsweredInterrupts::default();
     let MatchedAnswer { answers, open, place } = match resolution {

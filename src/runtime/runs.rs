@@ -255,7 +255,7 @@ async fn admit(
     if let Some(planned) = planned {
         start.first_step = Some(Box::new(planned.store(tx).await?));
     } else if let Some(answered) = answered.filter(|_| start.admitted.claimed) {
-        start.continued = Box::pin(prepare::continue_at_once(tx, &start.admitted.run, *answered)).await?;
+        start.continued = Box::pin(prepare::continue_at_once(tx, &start.admitted.run, answered)).await?;
     }
     Ok(start)
 }

@@ -5,13 +5,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::AnsweredInterrupts;
+use super::answered::{AnsweredWork, WaitingWork};
 use super::branches::branch_to_continue;
 use super::positions::{LanePositions, waited_for};
 use crate::agent::WaitingAgent;
-use crate::db::checkpoints::{Head, LaterLogEnd, LogEnd, LogSummary};
-use crate::db::interrupts::LaterResumed;
-use crate::db::runs::LaterUnreported;
+use crate::db::checkpoints::{Head, LogEnd, LogSummary};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Origin;
@@ -52,31 +50,6 @@ pub(in crate::runtime) struct AnswerDelivery<'a> {
     summary: LogSummary,
     /// The newest checkpoint of the main agent.
     newest: Option<Head>,
-}
-
-/// The rows of a thread for a run that brings answers of a client, to be read later in the transaction that admits the run.
-pub(in crate::runtime) struct LaterDelivery {
-    log_end: LaterLogEnd,
-    cancelled: LaterUnreported,
-    resumed: LaterResumed,
-}
-
-impl LaterDelivery {
-    /// Begins to look for the rows. Before they are read, the transaction must store nothing in the log, cancel no subagent, and
-    /// answer no interrupt but those of the client. They are read together with other rows.
-    pub(in crate::runtime) async fn begin(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Self> {
-        Ok(Self {
-            log_end: db::checkpoints::log_end_later(tx, thread).await?,
-            cancelled: db::runs::unreported_later(tx, thread).await?,
-            resumed: db::interrupts::few_resumed_later(tx, thread).await?,
-        })
-    }
-}
-
-/// The work that a run continues with answers of a client, which are stored in the rows of the interrupts.
-pub(in crate::runtime) struct AnsweredWork {
-    pub(in crate::runtime) rows: LaterDelivery,
-    pub(in crate::runtime) answered: AnsweredInterrupts,
 }
 
 /// An answer with the history of the agent that waits for it.
@@ -137,19 +110,17 @@ impl<'a> AnswerDelivery<'a> {
         answers: Option<&'a Resume>,
         work: AnsweredWork,
     ) -> DbResult<(Self, Option<HashMap<RunId, RunId>>)> {
-        let AnsweredWork { rows, answered } = work;
-        let LaterDelivery {
-            log_end,
+        let AnsweredWork { waiting, answered } = work;
+        let WaitingWork {
+            mut summary,
+            newest,
             cancelled,
-            resumed,
-        } = rows;
-        let mut resumed = resumed.read(tx).await?;
-        if let (Some(resumed), Some((_, asked_by))) = (&mut resumed, answered.last) {
-            resumed.insert(by, asked_by);
+            mut resumed,
+        } = *waiting;
+        if let (Some(resumed), Some(last)) = (&mut resumed, answered.last) {
+            resumed.insert(by, last.run);
         }
-        let LogEnd { mut summary, newest } = log_end.read(tx).await?;
         summary.has_decisions |= answered.remembers;
-        let newest = newest?;
         let branch = branch_to_continue(tx, thread, branch, newest.as_ref()).await?;
         let positions = LanePositions::at(thread, branch);
         let cancelled = waited_for(tx, positions, cancelled).await?;
