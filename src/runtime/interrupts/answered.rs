@@ -96,7 +96,6 @@ impl WaitingWork {
         let is_over = |head: &&Head| matches!(head.position.phase, Phase::Start | Phase::Ended);
         self.newest.as_ref().filter(|head| !is_over(head))?.run
     }
-
 }
 
 /// The work on a thread for which a client has brought answers, which are stored in the rows of the interrupts.
