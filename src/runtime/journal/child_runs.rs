@@ -133,7 +133,7 @@ impl LaneJournal {
         let root = self.run_context.run.id;
         self.run_context.subagents_used.forget(run.id);
         Self {
-            trace: self.run_context.trace.at(SpanId::of_child(run.id, root)),
+            trace: self.run_context.trace.at(|| SpanId::of_child(run.id, root)),
             is_in_tree: run.lineage.root == root,
             created: Some(run.created_at),
             ended: AtomicBool::new(false),
