@@ -44,7 +44,9 @@ use answer::MatchedAnswer;
 pub use branches::open_interrupts;
 
 pub(super) use answer::NOT_OPEN;
-pub(super) use answered::{AnsweredInterrupts, AnsweredThread, AnsweredWork, LaterAnsweredThread, WaitingWork};
+pub(super) use answered::{
+    AnsweredInterrupts, AnsweredThread, AnsweredWork, LaterAnsweredThread, UsedRun, WaitingWork,
+};
 pub(super) use approvers::{bypasses_interrupts, check_answers, check_way, record_attempt};
 pub(super) use branches::{LaterOpen, OpenInterrupts, can_be_answered, hold_messages, open_at, place_of};
 pub(super) use deliver::{AnswerDelivery, Delivered, DeliveredEnd, deliver, is_late, waiting_agents};

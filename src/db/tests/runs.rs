@@ -211,6 +211,7 @@ async fn a_run_takes_over_from_the_newest_run_of_its_thread(db: Db) {
         queue: new.queue.clone(),
         caller: new.request.caller.clone(),
         trace: None,
+        used: None,
     };
     assert!(expected.caller.is_some());
     for run in [old, new, child] {

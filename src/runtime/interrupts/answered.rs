@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::branches::{NumberedCheckpoint, OpenInterrupts};
 use crate::db::checkpoints::{Head, LaterLogEnd, LogEnd, LogSummary};
 use crate::db::interrupts::{InterruptRecord, InterruptState, LaterInterrupts, LaterResumed};
-use crate::db::runs::{LaterRunBefore, LaterUnreported, RunBefore};
+use crate::db::runs::{LaterRunBefore, LaterUnreported, RunBefore, UsedAlone};
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, ThreadId};
@@ -54,8 +54,10 @@ impl LaterAnsweredThread {
             Err(error) if error.is_corrupt() || matches!(error, DbError::Sealed(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
+        let before = before.find(tx).await?;
+        let used = before.as_ref().and_then(UsedRun::of);
         Ok(Some(AnsweredThread {
-            before: before.find(tx).await?,
+            before,
             open: OpenInterrupts {
                 thread,
                 pending,
@@ -66,6 +68,7 @@ impl LaterAnsweredThread {
                 newest,
                 cancelled,
                 resumed: resumed.read(tx).await?,
+                used,
             }),
         }))
     }
@@ -88,6 +91,22 @@ pub(in crate::runtime) struct WaitingWork {
     pub(super) cancelled: LaterUnreported,
     /// The runs that brought answers before, each with the run that has asked; none if they are many.
     pub(super) resumed: Option<HashMap<RunId, RunId>>,
+    /// What the run before has used.
+    pub(super) used: Option<UsedRun>,
+}
+
+/// A run without runs below it, and what it has used.
+#[derive(Clone, Copy)]
+pub(in crate::runtime) struct UsedRun {
+    pub(in crate::runtime) run: RunId,
+    pub(in crate::runtime) used: UsedAlone,
+}
+
+impl UsedRun {
+    fn of(before: &RunBefore) -> Option<Self> {
+        let run = before.run;
+        before.used.map(|used| Self { run, used })
+    }
 }
 
 impl WaitingWork {

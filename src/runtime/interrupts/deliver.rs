@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::answered::{AnsweredWork, WaitingWork};
+use super::answered::{AnsweredWork, UsedRun, WaitingWork};
 use super::branches::branch_to_continue;
 use super::positions::{LanePositions, waited_for};
 use crate::agent::WaitingAgent;
@@ -50,6 +50,14 @@ pub(in crate::runtime) struct AnswerDelivery<'a> {
     summary: LogSummary,
     /// The newest checkpoint of the main agent.
     newest: Option<Head>,
+}
+
+/// The runs that a run with answers continues.
+pub(in crate::runtime) struct ResumedRuns {
+    /// The runs that brought answers, each with the run that has asked; none if they are many.
+    pub(in crate::runtime) resumed: Option<HashMap<RunId, RunId>>,
+    /// What one of them has used, if that was read already.
+    pub(in crate::runtime) used: Option<UsedRun>,
 }
 
 /// An answer with the history of the agent that waits for it.
@@ -101,7 +109,7 @@ impl<'a> AnswerDelivery<'a> {
     }
 
     /// Looks for those to whom run `by` brings the answers of a client, in the transaction that has stored them. Returns the runs that
-    /// brought answers, too, each with the run that has asked; none if they are many. Nothing is changed.
+    /// it continues, too. Nothing is changed.
     pub(in crate::runtime) async fn of_answered(
         tx: &mut Tx<'_>,
         thread: ThreadId,
@@ -109,13 +117,14 @@ impl<'a> AnswerDelivery<'a> {
         branch: Option<CheckpointId>,
         answers: Option<&'a Resume>,
         work: AnsweredWork,
-    ) -> DbResult<(Self, Option<HashMap<RunId, RunId>>)> {
+    ) -> DbResult<(Self, ResumedRuns)> {
         let AnsweredWork { waiting, answered } = work;
         let WaitingWork {
             mut summary,
             newest,
             cancelled,
             mut resumed,
+            used,
         } = *waiting;
         if let (Some(resumed), Some(last)) = (&mut resumed, answered.last) {
             resumed.insert(by, last.run);
@@ -137,7 +146,7 @@ impl<'a> AnswerDelivery<'a> {
             summary,
             newest,
         };
-        Ok((delivery, resumed))
+        Ok((delivery, ResumedRuns { resumed, used }))
     }
 
     /// Returns whether only the main agent gets something, and the run continues from its newest checkpoint.

@@ -36,8 +36,8 @@ pub(in crate::runtime) async fn continue_at_once(
     };
     let answers = command.resume.as_ref();
     let found = AnswerDelivery::of_answered(tx, run.thread, run.id, Some(asked_at), answers, work).await;
-    let (delivery, resumed) = match found {
-        Ok((delivery, resumed)) if delivery.is_for_newest() => (delivery, resumed),
+    let (delivery, runs) = match found {
+        Ok((delivery, runs)) if delivery.is_for_newest() => (delivery, runs),
         Ok(_) => return Ok(None),
         Err(error) if is_unreadable(&error) => return Ok(None),
         Err(error) => return Err(error),
@@ -46,7 +46,7 @@ pub(in crate::runtime) async fn continue_at_once(
     Ok(Some(Box::new(ContinuedWork {
         branch: None,
         found: end.and_then(|end| Found::in_memory(tx, end, run.id)),
-        earlier: EarlierRuns::from_few_resumed(tx, resumed, run.id).await?,
+        earlier: EarlierRuns::from_few_resumed(tx, runs.resumed, run.id, runs.used).await?,
     })))
 }
 
@@ -77,7 +77,7 @@ pub(super) async fn continue_work(run_context: &RunContext) -> DbResult<Continue
             Ok(ContinuedWork {
                 branch,
                 found: end.and_then(|end| Found::in_memory(tx, end, id)),
-                earlier: EarlierRuns::from_few_resumed(tx, resumed, id).await?,
+                earlier: EarlierRuns::from_few_resumed(tx, resumed, id, None).await?,
             })
         })
     });
