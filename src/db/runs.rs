@@ -512,7 +512,7 @@ pub struct RunBefore {
     pub caller: Option<RunCaller>,
     /// Its place in a trace.
     pub trace: Option<RunTrace>,
-    /// What it has used, if it has begun and there are no runs below it.
+    /// Its usage, if it has begun and there are no runs below it.
     pub used: Option<UsedAlone>,
 }
 

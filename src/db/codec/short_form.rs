@@ -367,7 +367,7 @@ fn short_form(text: &[u8], dictionary: Dictionary) -> Option<String> {
     let texts = dictionary.texts();
     let mut output = Vec::with_capacity(text.len());
     output.push(dictionary.mark());
-    // What is between the codes stays as it is, and is copied at once.
+    // The text between the codes stays as it is, and is copied at once.
     let mut copied = 0;
     let mut at = 0;
     while let Some(plain) = plain_len(text.get(at..)?) {

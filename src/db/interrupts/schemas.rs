@@ -110,7 +110,7 @@ impl LaterSchema<'_> {
 pub async fn sweep_schemas(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<u64> {
     const UNUSED: &str = "select old.tenant, old.digest from answer_schemas old where old.used_at < $1 \
         and not exists (select 1 from interrupts asked where asked.schema_digest = old.digest) limit $2";
-    // It may have been used since: then the time is another one.
+    // A schema that was used since has another time.
     const SQL: &str = concatcp!(
         "delete from answer_schemas where used_at < $1 and (tenant, digest) in (",
         UNUSED,

@@ -196,7 +196,7 @@ pub(in crate::runtime) async fn decide(
         check_displacing(tx, &thread, new_run, action, &context.core).await?;
     }
     check_checkpoint(tx, new_run, thread.id).await?;
-    let Continued { before, open, waiting } = Continued::read(tx, new_run, thread.id, resumption).await?;
+    let ContinuedPart { before, open, waiting } = ContinuedPart::read(tx, new_run, thread.id, resumption).await?;
     let account = account_of(new_run, before.as_ref(), &thread);
     let quotas = &context.core.quotas;
     if !is_continuation(new_run)
@@ -322,7 +322,7 @@ async fn assigned_by(tx: &mut Tx<'_>, answered: &AnsweredThread) -> DbResult<Opt
 }
 
 /// The part of a thread that a new run continues.
-struct Continued {
+struct ContinuedPart {
     /// The run whose work it is, if the new run takes over something from that.
     before: Option<RunBefore>,
     /// The open interrupts, for the answer of a client.
@@ -331,7 +331,7 @@ struct Continued {
     waiting: Option<Box<WaitingWork>>,
 }
 
-impl Continued {
+impl ContinuedPart {
     /// Reads the part, unless it was read already.
     async fn read(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId, rows: LaterResumption) -> DbResult<Self> {
         if let Some(AnsweredThread { before, open, waiting }) = rows.answered {

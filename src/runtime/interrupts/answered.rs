@@ -91,11 +91,11 @@ pub(in crate::runtime) struct WaitingWork {
     pub(super) cancelled: LaterUnreported,
     /// The runs that brought answers before, each with the run that has asked; none if they are many.
     pub(super) resumed: Option<HashMap<RunId, RunId>>,
-    /// What the run before has used.
+    /// The usage of the run before, if that has no runs below it.
     pub(super) used: Option<UsedRun>,
 }
 
-/// A run without runs below it, and what it has used.
+/// A run without runs below it, and its usage.
 #[derive(Clone, Copy)]
 pub(in crate::runtime) struct UsedRun {
     pub(in crate::runtime) run: RunId,

@@ -56,7 +56,7 @@ pub(in crate::runtime) struct AnswerDelivery<'a> {
 pub(in crate::runtime) struct ResumedRuns {
     /// The runs that brought answers, each with the run that has asked; none if they are many.
     pub(in crate::runtime) resumed: Option<HashMap<RunId, RunId>>,
-    /// What one of them has used, if that was read already.
+    /// The usage of one of them, if that was read already.
     pub(in crate::runtime) used: Option<UsedRun>,
 }
 
