@@ -504,8 +504,9 @@ pub async fn of_thread_later(
     thread: ThreadId,
     status: Option<InterruptState>,
 ) -> DbResult<LaterInterrupts> {
-    const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, ordinal");
-    const SOME: &str = " where thread_id = $1 and status = $2 order by seq, ordinal";
+    // The rows are sorted after they are read: a database would copy them whole to sort them.
+    const ALL: &str = concatcp!(SELECT, " where thread_id = $1");
+    const SOME: &str = " where thread_id = $1 and status = $2";
     // SQLite would read all interrupts of the thread in the table, whose rows are large.
     const SQLITE: &str = concatcp!(SELECT, " indexed by interrupts_by_thread", SOME);
     const POSTGRES: &str = concatcp!(SELECT, SOME);
@@ -551,7 +552,9 @@ impl LaterInterrupts {
         wanted: impl Fn(UnreadInterrupt) -> bool + Send,
     ) -> DbResult<Vec<InterruptRecord>> {
         let rows = self.0.fetch_all(tx).await?;
-        let records = readable(rows.into_iter().filter(|row| wanted(UnreadInterrupt::of(row))))?;
+        let mut records: Vec<InterruptRecord> =
+            readable(rows.into_iter().filter(|row| wanted(UnreadInterrupt::of(row))))?;
+        records.sort_by_key(|record| (record.seq, record.ordinal));
         keep_questions(tx, &records);
         Ok(records)
     }
