@@ -13,11 +13,11 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
-use super::codec::json::{ColumnRef, readable, unless_corrupt};
+use super::codec::json::{ColumnRef, readable_with, unless_corrupt};
 use super::engine::sealing::Sealer;
 use super::engine::{Contains, LaterRows, lane_id, lane_of, on_engine};
 use super::row::from_row;
-use super::{DbError, DbResult, Tx};
+use super::{DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
 use crate::domain::checkpoint::Lane;
@@ -31,7 +31,7 @@ mod schemas;
 
 pub use schemas::{delete_schemas_of_tenant, sweep_schemas};
 
-use schemas::LaterSchema;
+use schemas::{KnownSchemas, LaterSchema, SchemaOfThread};
 
 const TABLE: &str = "interrupts";
 /// The maximum number of ids in one statement; databases limit the number of bound values.
@@ -117,12 +117,9 @@ impl InterruptState {
     }
 }
 
-const SELECT: &str = concatcp!(
-    "select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_id, task_call_id, \
-     status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, ",
-    schemas::COLUMNS,
-    " from interrupts"
-);
+const SELECT: &str = "\
+    select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_id, task_call_id, \
+    status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, schema_digest from interrupts";
 
 /// The condition on the interrupt `$2` of the thread `$1`. Compared by `=`, the thread could have Postgres look for the id among
 /// all interrupts of the thread, since most threads have few. So it looks for the id, which few threads share.
@@ -149,16 +146,31 @@ from_row! {
         seq: i64,
         ordinal: i32,
         schema_digest: Option<String>,
-        answer_schema: Option<String>,
     }
 }
 
-impl TryFrom<InterruptRow> for InterruptRecord {
-    type Error = DbError;
+impl InterruptRow {
+    /// Returns the schema that is stored apart, if the row lacks it.
+    fn schema(&self) -> Option<SchemaOfThread<'_>> {
+        let thread = ThreadId(self.thread_id);
+        let digest = self.schema_digest.as_deref()?;
+        Some(SchemaOfThread { thread, digest })
+    }
+}
 
-    fn try_from(mut row: InterruptRow) -> DbResult<Self> {
-        let schema_digest = row.schema_digest.take();
-        let answer_schema = row.answer_schema.take();
+/// Decodes rows. Those that cannot be read are logged and left out.
+///
+/// # Errors
+/// [`DbError::Sealed`](super::DbError::Sealed) when this server does not have the key of a value, and errors of the database.
+async fn decode_all(tx: &mut Tx<'_>, rows: Vec<InterruptRow>) -> DbResult<Vec<InterruptRecord>> {
+    let apart = rows.iter().filter_map(InterruptRow::schema).collect();
+    let schemas = KnownSchemas::of(tx, apart).await?;
+    readable_with(rows, |row| InterruptRecord::of(row, &schemas))
+}
+
+impl InterruptRecord {
+    /// Decodes a row. `schemas` has the schema that the row lacks.
+    fn of(row: InterruptRow, schemas: &KnownSchemas) -> DbResult<Self> {
         let at = |column| ColumnRef {
             table: TABLE,
             column,
@@ -169,7 +181,7 @@ impl TryFrom<InterruptRow> for InterruptRecord {
         if interrupt.lacks_question() {
             return Err(at("interrupt").corrupt());
         }
-        schemas::put_back(&mut interrupt, schema_digest, answer_schema)?;
+        schemas.put_back(&mut interrupt, row.schema_digest.as_deref())?;
         Ok(Self {
             interrupt,
             thread: ThreadId(row.thread_id),
@@ -212,7 +224,7 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
 /// replaces that interrupt and its answer. [`restore`] brings the earlier one back.
 ///
 /// # Errors
-/// [`DbError::Conflict`] when the thread was deleted: by the end of the transaction, see
+/// [`DbError::Conflict`](super::DbError::Conflict) when the thread was deleted: by the end of the transaction, see
 /// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     insert_later(tx, record).await?.save(tx).await
@@ -238,8 +250,8 @@ impl ReplacedInterrupt<'_> {
         }
         if let Some(row) = row {
             // An unreadable row is replaced, too.
-            let earlier = unless_corrupt(InterruptRecord::try_from(row))?;
-            save_before(tx, earlier.as_slice(), new.run).await?;
+            let earlier = decode_all(tx, vec![row]).await?;
+            save_before(tx, &earlier, new.run).await?;
             clear_approvers(tx, new.thread, &new.interrupt.id).await?;
         }
         let approvers = &new.interrupt.question.approvers;
@@ -417,14 +429,16 @@ pub async fn visible(tx: &mut Tx<'_>, wanted: &VisibleInterrupts) -> DbResult<Ve
         sql.push(" order by seq, ordinal");
         sql.build_query_as().fetch_all(conn).await
     })?;
-    readable(rows)
+    decode_all(tx, rows).await
 }
 
 /// Returns the interrupt with this id on this thread.
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
     let statement = tx.statement(FIND).bind(thread.0).bind(id.0.as_str());
     let row: Option<InterruptRow> = statement.fetch_optional().await?;
-    let record = row.map(InterruptRecord::try_from).transpose()?;
+    let apart = row.iter().filter_map(InterruptRow::schema).collect();
+    let schemas = KnownSchemas::of(tx, apart).await?;
+    let record = row.map(|row| InterruptRecord::of(row, &schemas)).transpose()?;
     keep_questions(tx, record.as_slice());
     Ok(record)
 }
@@ -441,45 +455,41 @@ from_row! {
         interrupt_id: String,
         interrupt: String,
         schema_digest: Option<String>,
-        answer_schema: Option<String>,
     }
 }
 
-impl TryFrom<QuestionRow> for Interrupt {
-    type Error = DbError;
-
-    fn try_from(row: QuestionRow) -> DbResult<Self> {
-        let id = InterruptId(row.interrupt_id);
-        let mut interrupt: Self = cell("interrupt", &id).decode(&row.interrupt)?;
-        schemas::put_back(&mut interrupt, row.schema_digest, row.answer_schema)?;
-        Ok(interrupt)
+impl QuestionRow {
+    fn decode(&self, id: &InterruptId, schemas: &KnownSchemas) -> DbResult<Arc<Question>> {
+        let mut interrupt: Interrupt = cell("interrupt", id).decode(&self.interrupt)?;
+        schemas.put_back(&mut interrupt, self.schema_digest.as_deref())?;
+        Ok(interrupt.question)
     }
 }
 
 /// Returns the questions of interrupts of a thread by their ids. Those that cannot be read are logged and left out.
 ///
 /// # Errors
-/// [`DbError::Sealed`] when this server does not have the key of a question, and errors of the database.
+/// [`DbError::Sealed`](super::DbError::Sealed) when this server does not have the key of a question, and errors of the database.
 pub(super) async fn questions(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     ids: BTreeSet<InterruptId>,
 ) -> DbResult<HashMap<InterruptId, Arc<Question>>> {
-    const SQL: &str = concatcp!(
-        "select interrupt_id, interrupt, ",
-        schemas::COLUMNS,
-        " from interrupts where thread_id = $1 and interrupt_id in "
-    );
+    const SQL: &str =
+        "select interrupt_id, interrupt, schema_digest from interrupts where thread_id = $1 and interrupt_id in ";
     let ids: Vec<InterruptId> = ids.into_iter().collect();
     let mut found = HashMap::with_capacity(ids.len());
     for batch in ids.chunks(MAX_IDS) {
         let statement = tx.statement(SQL).bind(thread.0);
         let statement = statement.bind_list(batch.iter().map(|id| id.0.as_str()));
         let rows: Vec<QuestionRow> = statement.fetch_all().await?;
-        for row in rows {
+        let digests = rows.iter().filter_map(|row| row.schema_digest.as_deref());
+        let apart = digests.map(|digest| SchemaOfThread { thread, digest }).collect();
+        let schemas = KnownSchemas::of(tx, apart).await?;
+        for row in &rows {
             let id = InterruptId(row.interrupt_id.clone());
-            let read = unless_corrupt(Interrupt::try_from(row))?;
-            found.extend(read.map(|interrupt| (id, interrupt.question)));
+            let read = unless_corrupt(row.decode(&id, &schemas))?;
+            found.extend(read.map(|question| (id, question)));
         }
     }
     Ok(found)
@@ -552,8 +562,9 @@ impl LaterInterrupts {
         wanted: impl Fn(UnreadInterrupt) -> bool + Send,
     ) -> DbResult<Vec<InterruptRecord>> {
         let rows = self.0.fetch_all(tx).await?;
-        let mut records: Vec<InterruptRecord> =
-            readable(rows.into_iter().filter(|row| wanted(UnreadInterrupt::of(row))))?;
+        let wanted = rows.into_iter().filter(|row| wanted(UnreadInterrupt::of(row)));
+        let wanted: Vec<InterruptRow> = wanted.collect();
+        let mut records = decode_all(tx, wanted).await?;
         records.sort_by_key(|record| (record.seq, record.ordinal));
         keep_questions(tx, &records);
         Ok(records)
@@ -662,7 +673,7 @@ pub async fn pending(
             .push_bind(offset);
         sql.build_query_as().fetch_all(conn).await
     })?;
-    readable(rows)
+    decode_all(tx, rows).await
 }
 
 /// Returns the threads with pending interrupts that have expired, and the number of them that is at most `limit`.

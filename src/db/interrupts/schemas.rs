@@ -4,12 +4,13 @@
 //! A schema stays as long as interrupts have its digest, and for some days after its last use. So a transaction that finds it used
 //! lately need not store or lock it: nothing deletes it before the transaction ends.
 
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use const_format::concatcp;
 
-use crate::db::codec::json::ColumnRef;
+use crate::db::codec::json::{ColumnRef, unless_corrupt};
 use crate::db::engine::LaterRows;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::ThreadId;
@@ -26,10 +27,18 @@ const USED_LATELY: Duration = Duration::from_secs(24 * 3600);
 /// and than the clocks of servers differ.
 const KEPT: Duration = Duration::from_secs(8 * 24 * 3600);
 
-/// The columns with the schema of an interrupt that is stored without it: the digest, and the schema as it is stored.
-pub(super) const COLUMNS: &str = "schema_digest, case when schema_digest is not null then (select stored.schema \
-    from answer_schemas stored where stored.tenant = (select owned.tenant from threads owned \
-    where owned.thread_id = interrupts.thread_id) and stored.digest = interrupts.schema_digest) end as answer_schema";
+/// The number of schemas that are kept in memory.
+const MAX_KEPT: usize = 64;
+/// The maximum size of a schema that is kept in memory, in bytes.
+const MAX_KEPT_BYTES: usize = 64 * 1024;
+
+/// The schemas that were read last, the newest one last. They are found by their digests, whoever has stored them.
+static KEPT_IN_MEMORY: Mutex<VecDeque<SchemaText>> = Mutex::new(VecDeque::new());
+
+fn kept_in_memory() -> MutexGuard<'static, VecDeque<SchemaText>> {
+    // A panic while the lock was held leaves whole schemas.
+    KEPT_IN_MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Returns the column with a schema.
 fn cell(digest: &String) -> ColumnRef<'_, String> {
@@ -40,20 +49,94 @@ fn cell(digest: &String) -> ColumnRef<'_, String> {
     }
 }
 
-/// Puts the schema back into the question of an interrupt that was stored without it.
+/// The schema of an interrupt that is stored without it.
+pub(super) struct SchemaOfThread<'r> {
+    pub(super) thread: ThreadId,
+    pub(super) digest: &'r str,
+}
+
+/// The schemas of some interrupts, by their digests.
+#[derive(Default)]
+pub(super) struct KnownSchemas(HashMap<String, SchemaText>);
+
+impl KnownSchemas {
+    /// Returns the schemas of interrupts. Those that are not in memory are read; those that cannot be read are logged and left out.
+    ///
+    /// # Errors
+    /// [`DbError::Sealed`](crate::db::DbError::Sealed) when this server does not have the key of a schema, and errors of the database.
+    pub(super) async fn of(tx: &mut Tx<'_>, wanted: Vec<SchemaOfThread<'_>>) -> DbResult<Self> {
+        let mut known = Self::default();
+        let mut missing = vec![];
+        for schema in wanted {
+            if known.0.contains_key(schema.digest) {
+                continue;
+            }
+            match find_in_memory(schema.digest) {
+                Some(kept) => drop(known.0.insert(schema.digest.to_owned(), kept)),
+                None => missing.push(schema),
+            }
+        }
+        for SchemaOfThread { thread, digest } in missing {
+            if known.0.contains_key(digest) {
+                continue;
+            }
+            // In a box, since mostly none is read, and every future that reads interrupts would be larger.
+            if let Some(schema) = unless_corrupt(Box::pin(read(tx, thread, digest)).await)? {
+                keep_in_memory(&schema);
+                known.0.insert(digest.to_owned(), schema);
+            }
+        }
+        Ok(known)
+    }
+
+    /// Puts the schema back into the question of an interrupt that was stored without it.
+    ///
+    /// # Errors
+    /// [`DbError::Corrupt`](crate::db::DbError::Corrupt) when the schema is not there.
+    pub(super) fn put_back(&self, interrupt: &mut Interrupt, digest: Option<&str>) -> DbResult<()> {
+        if !interrupt.question.lacks_schema() {
+            return Ok(());
+        }
+        let digest = digest.unwrap_or_default();
+        let schema = self.0.get(digest).ok_or_else(|| cell(&digest.to_owned()).corrupt())?;
+        Arc::make_mut(&mut interrupt.question).schema = schema.clone();
+        Ok(())
+    }
+}
+
+/// Reads a schema of the tenant of a thread.
 ///
 /// # Errors
-/// [`DbError::Corrupt`](crate::db::DbError::Corrupt) when the schema is not there, and
+/// [`DbError::Corrupt`](crate::db::DbError::Corrupt) when there is none, or another one than its digest says, and
 /// [`DbError::Sealed`](crate::db::DbError::Sealed) when this server does not have its key.
-pub(super) fn put_back(interrupt: &mut Interrupt, digest: Option<String>, stored: Option<String>) -> DbResult<()> {
-    if !interrupt.question.lacks_schema() {
-        return Ok(());
-    }
-    let digest = digest.unwrap_or_default();
-    let stored = stored.ok_or_else(|| cell(&digest).corrupt())?;
+async fn read(tx: &mut Tx<'_>, thread: ThreadId, digest: &str) -> DbResult<SchemaText> {
+    const SQL: &str = "select schema from answer_schemas where digest = $2 \
+        and tenant = (select owned.tenant from threads owned where owned.thread_id = $1)";
+    let statement = tx.statement(SQL).bind(thread.0).bind(digest);
+    let row: Option<(String,)> = statement.fetch_optional().await?;
+    let digest = digest.to_owned();
+    let stored = row.map(|(schema,)| schema).ok_or_else(|| cell(&digest).corrupt())?;
     let schema = SchemaText::stored(cell(&digest).open_owned(stored)?);
-    Arc::make_mut(&mut interrupt.question).schema = schema;
-    Ok(())
+    match schema.digest() == digest {
+        true => Ok(schema),
+        false => Err(cell(&digest).corrupt()),
+    }
+}
+
+/// Returns a schema, if it is in memory.
+fn find_in_memory(digest: &str) -> Option<SchemaText> {
+    kept_in_memory().iter().find(|kept| kept.digest() == digest).cloned()
+}
+
+fn keep_in_memory(schema: &SchemaText) {
+    if schema.as_str().len() > MAX_KEPT_BYTES {
+        return;
+    }
+    let mut kept = kept_in_memory();
+    kept.push_back(schema.clone());
+    if kept.len() > MAX_KEPT {
+        kept.pop_front();
+    }
 }
 
 /// Returns the schema of a question that is to be stored apart; none if it stays with the question. The schemas of other questions
