@@ -871,9 +871,12 @@ pub async fn set_resumed_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], b
 struct Before {
     run: RunId,
     status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
     resolution: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     resumed_by: Option<RunId>,
     created_at: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none")]
     resolved_at: Option<Timestamp>,
     seq: i64,
     ordinal: i32,
