@@ -138,11 +138,11 @@ impl Loop<'_> {
 
     /// Returns the trace of a subagent below this agent.
     pub(super) fn trace_of_child(&self, child: RunId) -> TraceScope {
-        self.scope.trace.at(SpanId::of_child(child, self.scope.run))
+        self.scope.trace.at(|| SpanId::of_child(child, self.scope.run))
     }
 
     fn trace_of_call(&self, task: TaskId) -> TraceScope {
-        self.scope.trace.at(SpanId::of_call(task, self.scope.run))
+        self.scope.trace.at(|| SpanId::of_call(task, self.scope.run))
     }
 
     fn begin_call(&self, call: &ToolCall, task: TaskId) -> Option<SpanData> {

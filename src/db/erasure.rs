@@ -10,6 +10,7 @@ use super::audit;
 use super::definitions;
 use super::engine::on_engine;
 use super::engine::sealing::destroy_keys;
+use super::interrupts;
 use super::jobs;
 use super::mcp_logins;
 use super::{Db, DbResult, Tx};
@@ -288,6 +289,7 @@ impl Db {
                 match of_tenant {
                     Some(tenant) => {
                         mcp_logins::delete_of_tenant(tx, &tenant).await?;
+                        interrupts::delete_schemas_of_tenant(tx, &tenant).await?;
                         destroy_keys(tx, tenant.as_str()).await
                     }
                     None => Ok(0),

@@ -1,5 +1,6 @@
 //! The table of interrupts: questions of agents to humans, their status and answers. They outlive the runs that asked.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,18 +13,25 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
-use super::codec::json::{ColumnRef, readable, unless_corrupt};
+use super::codec::json::{ColumnRef, readable_with, unless_corrupt};
 use super::engine::sealing::Sealer;
 use super::engine::{Contains, LaterRows, lane_id, lane_of, on_engine};
 use super::row::from_row;
-use super::{DbError, DbResult, Tx};
+use super::{DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Interrupt, Question};
 use crate::domain::ruling::RowCondition;
+use crate::domain::schema_text::SchemaText;
 use crate::domain::time::Timestamp;
+
+mod schemas;
+
+pub use schemas::{delete_schemas_of_tenant, sweep_schemas};
+
+use schemas::{KnownSchemas, LaterSchema, SchemaOfThread};
 
 const TABLE: &str = "interrupts";
 /// The maximum number of ids in one statement; databases limit the number of bound values.
@@ -111,7 +119,7 @@ impl InterruptState {
 
 const SELECT: &str = "\
     select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_id, task_call_id, \
-    status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal from interrupts";
+    status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, schema_digest from interrupts";
 
 /// The condition on the interrupt `$2` of the thread `$1`. Compared by `=`, the thread could have Postgres look for the id among
 /// all interrupts of the thread, since most threads have few. So it looks for the id, which few threads share.
@@ -137,23 +145,43 @@ from_row! {
         resolved_at: Option<i64>,
         seq: i64,
         ordinal: i32,
+        schema_digest: Option<String>,
     }
 }
 
-impl TryFrom<InterruptRow> for InterruptRecord {
-    type Error = DbError;
+impl InterruptRow {
+    /// Returns the schema that is stored apart, if the row lacks it.
+    fn schema(&self) -> Option<SchemaOfThread<'_>> {
+        let thread = ThreadId(self.thread_id);
+        let digest = self.schema_digest.as_deref()?;
+        Some(SchemaOfThread { thread, digest })
+    }
+}
 
-    fn try_from(row: InterruptRow) -> DbResult<Self> {
+/// Decodes rows. Those that cannot be read are logged and left out.
+///
+/// # Errors
+/// [`DbError::Sealed`](super::DbError::Sealed) when this server does not have the key of a value, and errors of the database.
+async fn decode_all(tx: &mut Tx<'_>, rows: Vec<InterruptRow>) -> DbResult<Vec<InterruptRecord>> {
+    let apart = rows.iter().filter_map(InterruptRow::schema).collect();
+    let schemas = KnownSchemas::of(tx, apart).await?;
+    readable_with(rows, |row| InterruptRecord::of(row, &schemas))
+}
+
+impl InterruptRecord {
+    /// Decodes a row. `schemas` has the schema that the row lacks.
+    fn of(row: InterruptRow, schemas: &KnownSchemas) -> DbResult<Self> {
         let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.interrupt_id,
         };
-        let interrupt: Interrupt = at("interrupt").decode(&row.interrupt)?;
+        let mut interrupt: Interrupt = at("interrupt").decode(&row.interrupt)?;
         // Nobody may answer a question that is not there.
         if interrupt.lacks_question() {
             return Err(at("interrupt").corrupt());
         }
+        schemas.put_back(&mut interrupt, row.schema_digest.as_deref())?;
         Ok(Self {
             interrupt,
             thread: ThreadId(row.thread_id),
@@ -196,7 +224,7 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
 /// replaces that interrupt and its answer. [`restore`] brings the earlier one back.
 ///
 /// # Errors
-/// [`DbError::Conflict`] when the thread was deleted: by the end of the transaction, see
+/// [`DbError::Conflict`](super::DbError::Conflict) when the thread was deleted: by the end of the transaction, see
 /// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     insert_later(tx, record).await?.save(tx).await
@@ -207,17 +235,23 @@ pub struct ReplacedInterrupt<'a> {
     /// The other one.
     new: &'a InterruptRecord,
     rows: LaterRows<InterruptRow>,
+    /// The schema of the other one, if that is stored apart.
+    schema: Option<LaterSchema<'a>>,
 }
 
 impl ReplacedInterrupt<'_> {
-    /// Saves the values of the interrupt, so that [`restore`] can bring it back, and stores to whom the other one is assigned.
+    /// Saves the values of the interrupt, so that [`restore`] can bring it back, and stores to whom the other one is assigned, and
+    /// the schema of its answer.
     pub async fn save(self, tx: &mut Tx<'_>) -> DbResult<()> {
-        let Self { new, rows } = self;
+        let Self { new, rows, schema } = self;
         let row = rows.fetch_optional(tx).await?;
+        if let Some(schema) = schema {
+            schema.store(tx, new.thread, new.created_at).await?;
+        }
         if let Some(row) = row {
             // An unreadable row is replaced, too.
-            let earlier = unless_corrupt(InterruptRecord::try_from(row))?;
-            save_before(tx, earlier.as_slice(), new.run).await?;
+            let earlier = decode_all(tx, vec![row]).await?;
+            save_before(tx, &earlier, new.run).await?;
             clear_approvers(tx, new.thread, &new.interrupt.id).await?;
         }
         let approvers = &new.interrupt.question.approvers;
@@ -225,26 +259,36 @@ impl ReplacedInterrupt<'_> {
     }
 }
 
-/// Stores an interrupt like [`insert`], but not to whom it is assigned. The transaction has to do that, and to save what it has
-/// replaced, by [`ReplacedInterrupt::save`] after that: it can be read together with other rows.
+/// Stores an interrupt like [`insert`], but not to whom it is assigned, nor a schema that is stored apart. The transaction has to do
+/// that, and to save what it has replaced, by [`ReplacedInterrupt::save`] after that: it can be read together with other rows.
 ///
 /// # Errors
 /// As [`insert`].
 pub async fn insert_later<'a>(tx: &mut Tx<'_>, record: &'a InterruptRecord) -> DbResult<ReplacedInterrupt<'a>> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
-        task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, expires_at) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) \
+        task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, expires_at, \
+        schema_digest) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18) \
         on conflict (thread_id, interrupt_id) do update set run_id = excluded.run_id, lane = excluded.lane, \
         agent_name = excluded.agent_name, path = excluded.path, task_id = excluded.task_id, \
         task_call_id = excluded.task_call_id, status = excluded.status, interrupt = excluded.interrupt, \
         resolution = excluded.resolution, resumed_by = excluded.resumed_by, created_at = excluded.created_at, \
         resolved_at = excluded.resolved_at, seq = excluded.seq, ordinal = excluded.ordinal, \
-        expires_at = excluded.expires_at";
+        expires_at = excluded.expires_at, schema_digest = excluded.schema_digest";
     let id = &record.interrupt.id;
     let earlier = tx.statement(FIND).bind(record.thread.0).bind(id.0.as_str());
     let rows = earlier.fetch_later().await?;
     let sealer = tx.sealer_of_thread(record.thread).await?;
-    let interrupt = sealer.encode(&cell("interrupt", id), &record.interrupt)?;
+    let apart = schemas::apart(tx, &record.interrupt.question);
+    let schema = match apart {
+        Some(schema) => Some(schemas::find_later(tx, record.thread, schema).await?),
+        None => None,
+    };
+    let stored = match apart {
+        Some(_) => Cow::Owned(record.interrupt.without_schema()),
+        None => Cow::Borrowed(&record.interrupt),
+    };
+    let interrupt = sealer.encode(&cell("interrupt", id), &*stored)?;
     let resolution = encode_resolution(&sealer, id, record.resolution.as_ref())?;
     tx.statement(SQL)
         .bind(id.0.as_str())
@@ -264,9 +308,14 @@ pub async fn insert_later<'a>(tx: &mut Tx<'_>, record: &'a InterruptRecord) -> D
         .bind(record.seq)
         .bind(record.ordinal)
         .bind(record.expires_at().map(|at| at.0))
+        .bind(apart.map(SchemaText::digest))
         .execute_later()
         .await?;
-    Ok(ReplacedInterrupt { new: record, rows })
+    Ok(ReplacedInterrupt {
+        new: record,
+        rows,
+        schema,
+    })
 }
 
 /// Deletes to whom an interrupt is assigned.
@@ -380,14 +429,16 @@ pub async fn visible(tx: &mut Tx<'_>, wanted: &VisibleInterrupts) -> DbResult<Ve
         sql.push(" order by seq, ordinal");
         sql.build_query_as().fetch_all(conn).await
     })?;
-    readable(rows)
+    decode_all(tx, rows).await
 }
 
 /// Returns the interrupt with this id on this thread.
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
     let statement = tx.statement(FIND).bind(thread.0).bind(id.0.as_str());
     let row: Option<InterruptRow> = statement.fetch_optional().await?;
-    let record = row.map(InterruptRecord::try_from).transpose()?;
+    let apart = row.iter().filter_map(InterruptRow::schema).collect();
+    let schemas = KnownSchemas::of(tx, apart).await?;
+    let record = row.map(|row| InterruptRecord::of(row, &schemas)).transpose()?;
     keep_questions(tx, record.as_slice());
     Ok(record)
 }
@@ -399,26 +450,46 @@ fn keep_questions(tx: &mut Tx<'_>, records: &[InterruptRecord]) {
     }
 }
 
+from_row! {
+    struct QuestionRow {
+        interrupt_id: String,
+        interrupt: String,
+        schema_digest: Option<String>,
+    }
+}
+
+impl QuestionRow {
+    fn decode(&self, id: &InterruptId, schemas: &KnownSchemas) -> DbResult<Arc<Question>> {
+        let mut interrupt: Interrupt = cell("interrupt", id).decode(&self.interrupt)?;
+        schemas.put_back(&mut interrupt, self.schema_digest.as_deref())?;
+        Ok(interrupt.question)
+    }
+}
+
 /// Returns the questions of interrupts of a thread by their ids. Those that cannot be read are logged and left out.
 ///
 /// # Errors
-/// [`DbError::Sealed`] when this server does not have the key of a question, and errors of the database.
+/// [`DbError::Sealed`](super::DbError::Sealed) when this server does not have the key of a question, and errors of the database.
 pub(super) async fn questions(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     ids: BTreeSet<InterruptId>,
 ) -> DbResult<HashMap<InterruptId, Arc<Question>>> {
-    const SQL: &str = "select interrupt_id, interrupt from interrupts where thread_id = $1 and interrupt_id in ";
+    const SQL: &str =
+        "select interrupt_id, interrupt, schema_digest from interrupts where thread_id = $1 and interrupt_id in ";
     let ids: Vec<InterruptId> = ids.into_iter().collect();
     let mut found = HashMap::with_capacity(ids.len());
     for batch in ids.chunks(MAX_IDS) {
         let statement = tx.statement(SQL).bind(thread.0);
         let statement = statement.bind_list(batch.iter().map(|id| id.0.as_str()));
-        let rows: Vec<(String, String)> = statement.fetch_all().await?;
-        for (id, interrupt) in rows {
-            let id = InterruptId(id);
-            let read = unless_corrupt(cell("interrupt", &id).decode::<Interrupt>(&interrupt))?;
-            found.extend(read.map(|interrupt| (id, interrupt.question)));
+        let rows: Vec<QuestionRow> = statement.fetch_all().await?;
+        let digests = rows.iter().filter_map(|row| row.schema_digest.as_deref());
+        let apart = digests.map(|digest| SchemaOfThread { thread, digest }).collect();
+        let schemas = KnownSchemas::of(tx, apart).await?;
+        for row in &rows {
+            let id = InterruptId(row.interrupt_id.clone());
+            let read = unless_corrupt(row.decode(&id, &schemas))?;
+            found.extend(read.map(|question| (id, question)));
         }
     }
     Ok(found)
@@ -443,8 +514,9 @@ pub async fn of_thread_later(
     thread: ThreadId,
     status: Option<InterruptState>,
 ) -> DbResult<LaterInterrupts> {
-    const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, ordinal");
-    const SOME: &str = " where thread_id = $1 and status = $2 order by seq, ordinal";
+    // The rows are sorted after they are read: a database would copy them whole to sort them.
+    const ALL: &str = concatcp!(SELECT, " where thread_id = $1");
+    const SOME: &str = " where thread_id = $1 and status = $2";
     // SQLite would read all interrupts of the thread in the table, whose rows are large.
     const SQLITE: &str = concatcp!(SELECT, " indexed by interrupts_by_thread", SOME);
     const POSTGRES: &str = concatcp!(SELECT, SOME);
@@ -490,7 +562,10 @@ impl LaterInterrupts {
         wanted: impl Fn(UnreadInterrupt) -> bool + Send,
     ) -> DbResult<Vec<InterruptRecord>> {
         let rows = self.0.fetch_all(tx).await?;
-        let records = readable(rows.into_iter().filter(|row| wanted(UnreadInterrupt::of(row))))?;
+        let wanted = rows.into_iter().filter(|row| wanted(UnreadInterrupt::of(row)));
+        let wanted: Vec<InterruptRow> = wanted.collect();
+        let mut records = decode_all(tx, wanted).await?;
+        records.sort_by_key(|record| (record.seq, record.ordinal));
         keep_questions(tx, &records);
         Ok(records)
     }
@@ -598,7 +673,7 @@ pub async fn pending(
             .push_bind(offset);
         sql.build_query_as().fetch_all(conn).await
     })?;
-    readable(rows)
+    decode_all(tx, rows).await
 }
 
 /// Returns the threads with pending interrupts that have expired, and the number of them that is at most `limit`.
@@ -796,9 +871,12 @@ pub async fn set_resumed_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], b
 struct Before {
     run: RunId,
     status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
     resolution: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     resumed_by: Option<RunId>,
     created_at: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none")]
     resolved_at: Option<Timestamp>,
     seq: i64,
     ordinal: i32,

@@ -502,12 +502,27 @@ pub async fn newest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
 /// The values that a run takes over from the run whose work it continues.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunBefore {
+    /// The run.
+    pub run: RunId,
+    /// Its agent, if it was resolved.
+    pub agent: Option<AssignedAgent>,
     /// Its place in the queue.
     pub queue: RunQueue,
     /// The user on whose behalf it worked.
     pub caller: Option<RunCaller>,
     /// Its place in a trace.
     pub trace: Option<RunTrace>,
+    /// Its usage, if it has begun and there are no runs below it.
+    pub used: Option<UsedAlone>,
+}
+
+/// The usage of a run without runs below it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct UsedAlone {
+    /// Its usage.
+    pub usage: Usage,
+    /// The number of its [delegations](super::trees::delegations_later).
+    pub delegations: u64,
 }
 
 /// Returns what a run takes over from the newest run of the main agent on a thread that has begun, or else from the
@@ -528,6 +543,9 @@ from_row! {
         run_id: Uuid,
         queue: String,
         request: String,
+        usage: Option<String>,
+        delegations: i64,
+        has_below: bool,
     }
 }
 
@@ -535,8 +553,12 @@ from_row! {
 /// meanwhile. They are read together with other rows.
 pub async fn find_before_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRunBefore> {
     // With `depth = 0`, Postgres may read all runs of the thread in the index of their first events, and sort them.
-    const BEGUN: &str = "select run_id, queue, request from runs where thread_id = $1 and depth < 1 \
-        and status <> 'pending' order by created_at desc, run_id desc limit 1";
+    const BEGUN: &str = "select begun.run_id, begun.queue, begun.request, begun.usage, \
+        (select count(*) from runs child where child.parent_id = begun.run_id) \
+        + (select count(*) from background_tasks task where task.parent_run = begun.run_id) as delegations, \
+        exists (select 1 from runs below where below.root_id = begun.run_id and below.depth > 0) as has_below \
+        from (select run_id, queue, request, usage from runs where thread_id = $1 and depth < 1 \
+        and status <> 'pending' order by created_at desc, run_id desc limit 1) begun";
     let begun = tx.statement(BEGUN).bind(thread.0).fetch_later().await?;
     Ok(LaterRunBefore { thread, begun })
 }
@@ -555,8 +577,8 @@ impl LaterRunBefore {
 /// Returns what a run takes over from the newest run of the main agent on a thread.
 async fn newest_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunBefore>> {
     // As in [`find_before_later`].
-    const ANY: &str = "select run_id, queue, request from runs where thread_id = $1 and depth < 1 \
-        order by created_at desc, run_id desc limit 1";
+    const ANY: &str = "select run_id, queue, request, usage, cast(0 as bigint) as delegations, true as has_below \
+        from runs where thread_id = $1 and depth < 1 order by created_at desc, run_id desc limit 1";
     let found: Option<BeforeRow> = tx.statement(ANY).bind(thread.0).fetch_optional().await?;
     found.map(RunBefore::try_from).transpose()
 }
@@ -567,17 +589,25 @@ impl TryFrom<BeforeRow> for RunBefore {
     fn try_from(row: BeforeRow) -> DbResult<Self> {
         #[derive(Default, Deserialize)]
         #[serde(default)]
-        struct OnlyCaller {
+        struct OnlyOrigin {
+            agent: Option<AssignedAgent>,
             caller: Option<RunCaller>,
             trace: Option<RunTrace>,
         }
+        let run = RunId(row.run_id);
         // A request that is corrupt names no caller; one whose key is missing here may name one.
-        let request: DbResult<OnlyCaller> = blobs::decode_some(&cell("request", &RunId(row.run_id)), &row.request);
-        let OnlyCaller { caller, trace } = unless_corrupt(request)?.unwrap_or_default();
+        let request: DbResult<OnlyOrigin> = blobs::decode_some(&cell("request", &run), &row.request);
+        let OnlyOrigin { agent, caller, trace } = unless_corrupt(request)?.unwrap_or_default();
         Ok(Self {
+            run,
+            agent,
             queue: RunQueue::stored(row.queue),
             caller,
             trace,
+            used: (!row.has_below).then(|| UsedAlone {
+                usage: usage::decode(row.run_id, row.usage.as_deref()),
+                delegations: u64::try_from(row.delegations).unwrap_or(0),
+            }),
         })
     }
 }

@@ -105,7 +105,7 @@ id_type!(
 impl WorkerId {
     /// The number of the forms in which rows are stored that this release reads: one more for each form that the release before
     /// does not read.
-    pub const FORMS_READ: u32 = 3;
+    pub const FORMS_READ: u32 = 4;
 
     /// Creates a new id that sorts after all earlier ones. It is a UUID of version 8 that ends with the number of the forms which
     /// this release reads. By that a database on Postgres tells it from former ones: the ids of their servers end with random

@@ -58,6 +58,22 @@ impl Interrupt {
         }
     }
 
+    /// Returns the interrupt without the schema of its answer, as a row is stored beside that schema.
+    #[must_use]
+    pub fn without_schema(&self) -> Self {
+        Self {
+            id: self.id.clone(),
+            task: self.task,
+            asker: self.asker.clone(),
+            question: Arc::new(Question {
+                schema: schema_stored_apart(),
+                ..Question::clone(&self.question)
+            }),
+            answer: self.answer.clone(),
+            is_inline: self.is_inline,
+        }
+    }
+
     /// Returns whether the interrupt was stored without its question, which was not put back yet.
     pub fn lacks_question(&self) -> bool {
         is_stored_elsewhere(&self.question)
@@ -113,6 +129,17 @@ pub const TOOL_APPROVAL: &str = "tool_approval";
 /// The `type` of questions that the tool `ask_user` asks.
 pub const ASK_USER: &str = "ask_user";
 
+/// The schema of a question that was stored without it.
+static SCHEMA_STORED_APART: LazyLock<SchemaText> = LazyLock::new(|| SchemaText::of(&Value::Null));
+
+fn schema_stored_apart() -> SchemaText {
+    SCHEMA_STORED_APART.clone()
+}
+
+fn is_schema_stored_apart(schema: &SchemaText) -> bool {
+    schema.is_copy_of(&SCHEMA_STORED_APART)
+}
+
 /// The content of an interrupt.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Question {
@@ -121,7 +148,9 @@ pub struct Question {
     /// The question as clients read it; for approvals `{action_requests, review_configs}`, or, about one call,
     /// `{type: "tool_approval", tool_call_id, name, args, description}`.
     pub value: Value,
-    /// The JSON Schema of a valid answer.
+    /// The JSON Schema of a valid answer. That of an approval has the schemas of all tools, and many questions have the same one.
+    /// So a row may be stored without it.
+    #[serde(default = "schema_stored_apart", skip_serializing_if = "is_schema_stored_apart")]
     pub schema: SchemaText,
     /// The ids of the tool calls in question, in the order of `action_requests`.
     #[serde(default)]
@@ -237,6 +266,11 @@ impl Question {
         self.kind == QuestionKind::ToolApproval && self.has_type(TOOL_APPROVAL)
     }
 
+    /// Returns whether the question was stored without the schema of its answer, which was not put back yet.
+    pub fn lacks_schema(&self) -> bool {
+        is_schema_stored_apart(&self.schema)
+    }
+
     /// Returns the kinds of decisions that the schema allows, for a question that is answered by one decision.
     pub fn allowed_types(&self) -> Option<Value> {
         self.schema.find(&["properties", "type", "enum"])
@@ -311,6 +345,13 @@ impl Question {
     /// # Errors
     /// Returns the part of the answer that is wrong and what is expected.
     pub fn check(&self, answer: &Value) -> Result<(), Invalid> {
+        // Nobody may answer a question whose valid answers are not known.
+        if self.lacks_schema() {
+            return Err(Invalid::new(
+                "resume",
+                "cannot be checked: the schema of the answer is missing",
+            ));
+        }
         if self.is_per_call() {
             self.check_decision(answer)?;
         } else if self.wants_decisions() {

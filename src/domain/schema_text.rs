@@ -2,29 +2,64 @@
 //! only stored and shown.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, OnceLock};
 
-use serde::{Deserialize, Serialize};
+use serde::ser::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
 
 /// A JSON Schema as a text, which is written as it was read. Copies share the text.
 ///
 /// It can be read from a JSON text and from a [`Value`], but not within a variant of an enum whose tag is beside its fields.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct SchemaText(Arc<RawValue>);
+#[derive(Debug, Clone)]
+pub struct SchemaText(Arc<SharedText>);
+
+/// The text of a schema, with what is known of it.
+#[derive(Debug)]
+struct SharedText {
+    text: Box<str>,
+    digest: OnceLock<String>,
+}
+
+/// The number of bytes of a digest.
+const DIGEST_LEN: usize = 16;
+
+static NO_SCHEMA: LazyLock<SchemaText> = LazyLock::new(|| SchemaText::stored("null"));
 
 impl SchemaText {
     /// Writes a schema.
     pub(crate) fn of<T: Serialize + ?Sized>(schema: &T) -> Self {
         // A value of JSON can always be written.
-        to_raw_value(schema).map_or_else(|_| Self::default(), |text| Self(text.into()))
+        serde_json::to_string(schema).map_or_else(|_| Self::default(), Self::stored)
+    }
+
+    /// Takes the JSON text of a schema that was written before. It is not parsed, since that takes longer than all else that is
+    /// done with most of them.
+    pub(crate) fn stored(text: impl Into<Box<str>>) -> Self {
+        Self(Arc::new(SharedText {
+            text: text.into(),
+            digest: OnceLock::new(),
+        }))
     }
 
     /// Returns the text.
     pub fn as_str(&self) -> &str {
-        self.0.get()
+        &self.0.text
+    }
+
+    /// Returns the beginning of the SHA-256 digest of the text, in hexadecimal digits. It is computed once for all copies.
+    pub(crate) fn digest(&self) -> &str {
+        self.0.digest.get_or_init(|| {
+            let digest: [u8; 32] = Sha256::digest(self.as_str().as_bytes()).into();
+            hex::encode(&digest[..DIGEST_LEN])
+        })
+    }
+
+    /// Returns whether two schemas are copies of the same one.
+    pub(crate) fn is_copy_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Parses the schema.
@@ -35,19 +70,19 @@ impl SchemaText {
 
     /// Returns the part at these names, each in the object before; none if there is none. Only that part is parsed.
     pub fn find(&self, names: &[&str]) -> Option<Value> {
-        let mut part: &RawValue = &self.0;
+        let mut part = self.as_str();
         for name in names {
-            let fields: BTreeMap<String, &RawValue> = serde_json::from_str(part.get()).ok()?;
-            part = fields.get(*name).copied()?;
+            let fields: BTreeMap<String, &RawValue> = serde_json::from_str(part).ok()?;
+            part = fields.get(*name).copied()?.get();
         }
-        serde_json::from_str(part.get()).ok()
+        serde_json::from_str(part).ok()
     }
 }
 
 impl Default for SchemaText {
     /// Returns the text `null`, which is no schema.
     fn default() -> Self {
-        Self(RawValue::NULL.to_owned().into())
+        NO_SCHEMA.clone()
     }
 }
 
@@ -60,11 +95,25 @@ impl From<Value> for SchemaText {
 impl PartialEq for SchemaText {
     /// Returns whether the texts are the same. Two texts of one schema may differ.
     fn eq(&self, other: &Self) -> bool {
-        self.as_str() == other.as_str()
+        self.is_copy_of(other) || self.as_str() == other.as_str()
     }
 }
 
 impl Eq for SchemaText {}
+
+impl Serialize for SchemaText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text: &RawValue = serde_json::from_str(self.as_str()).map_err(S::Error::custom)?;
+        text.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for SchemaText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        Ok(Self::stored(text.get()))
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -104,5 +153,17 @@ mod tests {
         }
         assert_eq!(SchemaText::default().parse(), Value::Null);
         assert_eq!(SchemaText::default().find(&["type"]), None);
+    }
+
+    #[test]
+    fn a_text_is_taken_as_it_was_stored_and_its_copies_share_a_digest() {
+        let schema = SchemaText::from(json!({"type": "object"}));
+        let stored = SchemaText::stored(schema.as_str());
+        assert_eq!(stored, schema);
+        assert!(!stored.is_copy_of(&schema) && stored.is_copy_of(&stored.clone()));
+        assert_eq!(stored.digest(), schema.digest());
+        assert_eq!(stored.digest().len(), 32);
+        assert_ne!(stored.digest(), SchemaText::default().digest());
+        assert_eq!(serde_json::to_string(&stored).expect("a text"), r#"{"type":"object"}"#);
     }
 }

@@ -432,9 +432,9 @@ impl TraceScope {
         self.recorded()?.0.settings.content_bytes
     }
 
-    /// Returns the scope of work in the span with this id, in the same trace.
-    pub fn at(&self, span: SpanId) -> Self {
-        let context = self.context.as_ref().map(|context| Arc::new(context.at(span)));
+    /// Returns the scope of work in the span with this id, in the same trace. Without a trace the id is not made.
+    pub fn at(&self, span: impl FnOnce() -> SpanId) -> Self {
+        let context = self.context.as_ref().map(|context| Arc::new(context.at(span())));
         Self {
             tracer: self.tracer.clone(),
             context,

@@ -12,6 +12,8 @@
 //! queued on the thread, so that an answer is used once it is accepted. Only a run that is at work by then, and has not
 //! begun to write, may go on without it: the interrupts are dropped then, and the run with the answer fails.
 //!
+//! The rows of a thread to which a client brings answers are read together (`answered.rs`).
+//!
 //! Clients answer through [`answers`](super::answers); the runs that continue without a client are in
 //! [`resumption`](super::resumption).
 
@@ -28,6 +30,7 @@ use crate::domain::identity::Identity;
 use crate::domain::run::{Command, Run};
 
 mod answer;
+mod answered;
 mod approvers;
 mod branches;
 mod deliver;
@@ -41,8 +44,11 @@ use answer::MatchedAnswer;
 pub use branches::open_interrupts;
 
 pub(super) use answer::NOT_OPEN;
+pub(super) use answered::{
+    AnsweredInterrupts, AnsweredThread, AnsweredWork, LaterAnsweredThread, UsedRun, WaitingWork,
+};
 pub(super) use approvers::{bypasses_interrupts, check_answers, check_way, record_attempt};
-pub(super) use branches::{LaterOpen, can_be_answered, hold_messages, open_at, place_of};
+pub(super) use branches::{LaterOpen, OpenInterrupts, can_be_answered, hold_messages, open_at, place_of};
 pub(super) use deliver::{AnswerDelivery, Delivered, DeliveredEnd, deliver, is_late, waiting_agents};
 pub(super) use expire::{drop_for_end, drop_for_input, drop_for_update, drop_of_subagents};
 pub(super) use positions::{LanePositions, caller_lane, waited_for};
@@ -50,7 +56,8 @@ pub(super) use remember::StoredDecisions;
 pub(super) use remote::{is_answered_remotely, pending_of_subagent};
 
 /// Stores a resolution in the rows of the interrupts, on behalf of the run that brings it, and puts it into the command
-/// of the run. `open` are the open interrupts, if they are to be read already.
+/// of the run. Returns the interrupts that are answered, if a client has answered them. `open` are the open interrupts, if they
+/// were read already.
 ///
 /// # Errors
 /// Returns the refusal of an answer that does not fit the open interrupts.
@@ -59,8 +66,9 @@ pub(super) async fn resolve(
     run: &mut Run,
     resolution: &Resolution,
     caller: &Identity,
-    open: Option<LaterOpen>,
-) -> Result<(), StartError> {
+    open: Option<OpenInterrupts>,
+) -> Result<AnsweredInterrupts, StartError> {
+    let mut answered = AnsweredInterrupts::default();
     let MatchedAnswer { answers, open, place } = match resolution {
         Resolution::Answered(answer) => answer::match_answer(tx, run, answer, caller, open).await?,
         Resolution::AnsweredAlone(id, answer) => {
@@ -74,7 +82,8 @@ pub(super) async fn resolve(
     for (id, answer) in answers.iter().flatten() {
         let found = open.iter().find(|record| record.interrupt.id == *id);
         if let Some(record) = found {
-            remember::remember(tx, run, record, answer, caller).await?;
+            answered.add(record);
+            answered.remembers |= remember::remember(tx, run, record, answer, caller).await?;
             db::interrupts::resolve_found(tx, record, answer, run.id, run.created_at).await?;
             audit::record_answer(tx, caller, run.thread, id, answer, run.created_at).await?;
             continue;
@@ -97,7 +106,7 @@ pub(super) async fn resolve(
     if let Resolution::Cancelled(children) = resolution {
         command.continuation.cancelled.clone_from(children);
     }
-    Ok(())
+    Ok(answered)
 }
 
 /// Returns the open interrupts of a thread, in the order in which they were raised.

@@ -248,13 +248,14 @@ async fn admit(
     if is_followed {
         unstored.keep_for_key();
     }
+    let answered = unstored.answered.take();
     let planned = plan_first_step(tx, dispatcher, &mut unstored).await?;
     let first_seq = planned.as_ref().map(|planned| planned.first);
     let mut start = AdmittedStart::from(unstored.store(tx, first_seq).await?);
     if let Some(planned) = planned {
         start.first_step = Some(Box::new(planned.store(tx).await?));
-    } else if start.admitted.claimed {
-        start.continued = Box::pin(prepare::continue_at_once(tx, &start.admitted.run)).await?;
+    } else if let Some(answered) = answered.filter(|_| start.admitted.claimed) {
+        start.continued = Box::pin(prepare::continue_at_once(tx, &start.admitted.run, answered)).await?;
     }
     Ok(start)
 }

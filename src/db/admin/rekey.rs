@@ -160,7 +160,7 @@ fn of_blob(key: &[KeyPart]) -> String {
 }
 
 /// The tables with sealed columns. A column that is missing here keeps its values when keys change.
-static TABLES: [SealedTable; 15] = [
+static TABLES: [SealedTable; 16] = [
     SealedTable {
         name: "threads",
         bound_to: "threads",
@@ -208,6 +208,14 @@ static TABLES: [SealedTable; 15] = [
         key: &[("thread_id", KeyKind::Id), ("interrupt_id", KeyKind::Text)],
         columns: &[text("interrupt"), text("resolution"), text("before")],
         tenant: str_replace!(TENANT_OF_THREAD, "{table}", "interrupts"),
+        id: last,
+    },
+    SealedTable {
+        name: "answer_schemas",
+        bound_to: "answer_schemas",
+        key: &[("tenant", KeyKind::Text), ("digest", KeyKind::Text)],
+        columns: &[text("schema")],
+        tenant: "tenant",
         id: last,
     },
     SealedTable {

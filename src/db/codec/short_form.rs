@@ -48,6 +48,8 @@ const NUMBER_LEN: usize = 10;
 /// The hexadecimal digits of such a number.
 const HEX_DIGITS: usize = 16;
 const UUID_LEN: usize = 36;
+/// The digits with which every id begins.
+const MIN_ID_DIGITS: usize = 8;
 
 /// The longest text that is shortened, in bytes. What is longer is mostly content, of which the short form saves nothing. It may
 /// become larger, and never smaller: no stored text expands to more.
@@ -308,29 +310,107 @@ fn is_too_small(short: usize, text: usize) -> bool {
     text > ANY_SHARE_BYTES && short * SMALLEST_SHARE < text
 }
 
+/// The kinds of bytes of a text, by what may begin there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ByteKind {
+    /// Nothing: most bytes.
+    Plain,
+    /// A text of the dictionary.
+    OfText,
+    /// The end of an object: a text of the dictionary, or an object that is the same as this one.
+    OfEnd,
+    /// An id.
+    OfId,
+    /// Nothing that a JSON text on one line has.
+    Control,
+}
+
+/// The kinds of all bytes.
+static KINDS: [ByteKind; 256] = kinds();
+
+const fn kinds() -> [ByteKind; 256] {
+    let mut kinds = [ByteKind::Plain; 256];
+    let mut byte = 0_u8;
+    while byte < 128 {
+        kinds[byte as usize] = match byte {
+            0..b' ' => ByteKind::Control,
+            b'}' => ByteKind::OfEnd,
+            b'"' | b',' | b'{' | b'[' | b'\\' => ByteKind::OfText,
+            b'0'..=b'9' | b'a'..=b'f' => ByteKind::OfId,
+            _ => ByteKind::Plain,
+        };
+        byte += 1;
+    }
+    kinds
+}
+
+/// A part of a text that has a code.
+struct CodedPart {
+    code: Code,
+    /// Its length.
+    len: usize,
+}
+
+/// The code of a part of a text.
+enum Code {
+    /// The text of the dictionary at this place.
+    Text(usize),
+    /// An object that is the same as the one before it.
+    Same,
+    /// The halves of a UUID.
+    Uuid { high: u64, low: u64 },
+    /// The number that hexadecimal digits are.
+    Hex(u64),
+}
+
 fn short_form(text: &[u8], dictionary: Dictionary) -> Option<String> {
     let texts = dictionary.texts();
     let mut output = Vec::with_capacity(text.len());
     output.push(dictionary.mark());
+    // The text between the codes stays as it is, and is copied at once.
+    let mut copied = 0;
     let mut at = 0;
-    while let Some((first, rest)) = text.get(at..).and_then(|rest| Some((*rest.first()?, rest))) {
-        let done = match first {
-            0..b' ' => return None,
-            b'}' => push_same(text.get(..at)?, rest, &mut output).or_else(|| push_text(rest, texts, &mut output)),
-            b'"' | b',' | b'{' | b'[' | b'\\' => push_text(rest, texts, &mut output),
-            b'0'..=b'9' | b'a'..=b'f' => push_id(rest, &mut output),
-            _ => None,
+    while let Some(plain) = plain_len(text.get(at..)?) {
+        at += plain;
+        let rest = text.get(at..)?;
+        let part = match KINDS[usize::from(*rest.first()?)] {
+            ByteKind::Control => return None,
+            ByteKind::OfEnd => same_part(text.get(..at)?, rest).or_else(|| text_part(rest, texts)),
+            ByteKind::OfText => text_part(rest, texts),
+            ByteKind::OfId => id_part(rest),
+            ByteKind::Plain => None,
         };
-        if done.is_none() {
-            output.push(first);
-        }
-        at += done.unwrap_or(1);
+        let Some(CodedPart { code, len }) = part else {
+            at += uncoded_len(rest);
+            continue;
+        };
+        output.extend_from_slice(text.get(copied..at)?);
+        push_code(&mut output, &code)?;
+        at += len;
+        copied = at;
     }
+    output.extend_from_slice(text.get(copied..)?);
     String::from_utf8(output).ok()
 }
 
-/// Writes the code of an object that is the same as the one that ends here. Returns the length of the text for which it stands.
-fn push_same(before: &[u8], rest: &[u8], output: &mut Vec<u8>) -> Option<usize> {
+/// Returns the number of bytes at the beginning at which nothing with a code begins; none if that are all.
+fn plain_len(rest: &[u8]) -> Option<usize> {
+    rest.iter()
+        .position(|byte| KINDS[usize::from(*byte)] != ByteKind::Plain)
+}
+
+/// Returns the number of bytes of which none begins something with a code, if the first one does not.
+fn uncoded_len(rest: &[u8]) -> usize {
+    // In a row of few digits no id begins.
+    let is_digit = |byte: &&u8| KINDS[usize::from(**byte)] == ByteKind::OfId;
+    match rest.iter().take(MIN_ID_DIGITS).take_while(is_digit).count() {
+        digits @ 1..MIN_ID_DIGITS => digits,
+        _ => 1,
+    }
+}
+
+/// Returns the object that is the same as the one that ends here.
+fn same_part(before: &[u8], rest: &[u8]) -> Option<CodedPart> {
     let next = rest.strip_prefix(TREE.as_bytes())?;
     let begin = before.iter().rposition(|byte| *byte == b'{')?;
     let content = before.get(begin + 1..)?;
@@ -338,35 +418,30 @@ fn push_same(before: &[u8], rest: &[u8], output: &mut Vec<u8>) -> Option<usize> 
     if behind.first() != Some(&b'}') {
         return None;
     }
-    output.push(SAME);
-    Some(TREE.len() + content.len() + 1)
+    Some(CodedPart {
+        code: Code::Same,
+        len: TREE.len() + content.len() + 1,
+    })
 }
 
-/// Writes the code of the longest text of the dictionary with which `rest` begins. Returns the length of the text.
-fn push_text(rest: &[u8], texts: &TextsByHash, output: &mut Vec<u8>) -> Option<usize> {
+/// Returns the longest text of the dictionary with which `rest` begins.
+fn text_part(rest: &[u8], texts: &TextsByHash) -> Option<CodedPart> {
     let DictionaryText { place, text } = texts.longest(rest)?;
-    let digit = |place: usize| ZERO.checked_add(u8::try_from(place).ok()?);
-    if let Some(code) = CODES.get(*place) {
-        output.push(*code);
-        return Some(text.len());
-    }
-    let place = place.checked_sub(CODES.len())?;
-    match place.checked_sub(RARE.len()) {
-        None => output.extend([SECOND, digit(place)?]),
-        Some(place) => output.extend([SECOND, THIRD, digit(place)?]),
-    }
-    Some(text.len())
+    Some(CodedPart {
+        code: Code::Text(*place),
+        len: text.len(),
+    })
 }
 
-/// Writes the id with which `rest` begins. Returns its length.
-fn push_id(rest: &[u8], output: &mut Vec<u8>) -> Option<usize> {
+/// Returns the id with which `rest` begins.
+fn id_part(rest: &[u8]) -> Option<CodedPart> {
     // Both kinds begin like this, and few words do.
-    hex_number(rest.get(..8)?)?;
-    push_uuid(rest, output).or_else(|| push_hex(rest, output))
+    hex_number(rest.get(..MIN_ID_DIGITS)?)?;
+    uuid_part(rest).or_else(|| hex_part(rest))
 }
 
-/// Writes the UUID with which `rest` begins. Returns its length.
-fn push_uuid(rest: &[u8], output: &mut Vec<u8>) -> Option<usize> {
+/// Returns the UUID with which `rest` begins.
+fn uuid_part(rest: &[u8]) -> Option<CodedPart> {
     let digits = rest.get(..UUID_LEN)?;
     if [8, 13, 18, 23].into_iter().any(|at| digits.get(at) != Some(&b'-')) {
         return None;
@@ -374,18 +449,51 @@ fn push_uuid(rest: &[u8], output: &mut Vec<u8>) -> Option<usize> {
     let part = |range: Range<usize>| hex_number(digits.get(range)?);
     let high = (part(0..8)? << 32) | (part(9..13)? << 16) | part(14..18)?;
     let low = (part(19..23)? << 48) | part(24..36)?;
-    output.push(UUID);
-    push_number(output, high);
-    push_number(output, low);
-    Some(UUID_LEN)
+    Some(CodedPart {
+        code: Code::Uuid { high, low },
+        len: UUID_LEN,
+    })
 }
 
-/// Writes the hexadecimal digits with which `rest` begins, if they are enough. Returns their number.
-fn push_hex(rest: &[u8], output: &mut Vec<u8>) -> Option<usize> {
-    let number = hex_number(rest.get(..HEX_DIGITS)?)?;
-    output.push(HEX);
-    push_number(output, number);
-    Some(HEX_DIGITS)
+/// Returns the hexadecimal digits with which `rest` begins, if they are enough.
+fn hex_part(rest: &[u8]) -> Option<CodedPart> {
+    Some(CodedPart {
+        code: Code::Hex(hex_number(rest.get(..HEX_DIGITS)?)?),
+        len: HEX_DIGITS,
+    })
+}
+
+/// Writes a code.
+fn push_code(output: &mut Vec<u8>, code: &Code) -> Option<()> {
+    match code {
+        Code::Same => output.push(SAME),
+        Code::Text(place) => push_place(output, *place)?,
+        Code::Uuid { high, low } => {
+            output.push(UUID);
+            push_number(output, *high);
+            push_number(output, *low);
+        }
+        Code::Hex(number) => {
+            output.push(HEX);
+            push_number(output, *number);
+        }
+    }
+    Some(())
+}
+
+/// Writes the code of the text of the dictionary at a place.
+fn push_place(output: &mut Vec<u8>, place: usize) -> Option<()> {
+    let digit = |place: usize| ZERO.checked_add(u8::try_from(place).ok()?);
+    if let Some(code) = CODES.get(place) {
+        output.push(*code);
+        return Some(());
+    }
+    let place = place.checked_sub(CODES.len())?;
+    match place.checked_sub(RARE.len()) {
+        None => output.extend([SECOND, digit(place)?]),
+        Some(place) => output.extend([SECOND, THIRD, digit(place)?]),
+    }
+    Some(())
 }
 
 /// Reads up to [`HEX_DIGITS`] digits in lower case.
@@ -543,6 +651,19 @@ mod tests {
         let answer = r#"[{"messages":[{"type":"ai","id":"lc_run--cf2e4bd2-ad28-4493-830a-809b3f97f75a","name":"a","content":"b","usage_metadata":{"input_tokens":46,"output_tokens":2,"total_tokens":48,"input_token_details":{},"output_token_details":{}},"additional_kwargs":{"refusal":null},"response_metadata":{"finish_reason":"stop","model_name":"m","model_provider":"openai","id":"chatcmpl-1"}}]}]"#;
         assert_eq!(short_with(answer, Dictionary::Whole).len(), 46);
         assert!(short(answer).len() > 100);
+    }
+
+    #[test]
+    fn an_id_is_found_behind_digits_that_are_none() {
+        let uuid = "01a22810-2e92-718b-a207-ed69ac44c624";
+        for (text, len) in [
+            (format!(r#"{{"a":"f{uuid}"}}"#), 31),
+            (format!(r#"{{"a":"abcdef1{uuid}"}}"#), 37),
+            (format!(r#"{{"a":"bead-{uuid}"}}"#), 35),
+            (r#"{"a":"x0123456789abcdefbead"}"#.to_owned(), 25),
+        ] {
+            assert_eq!(short(&text).len(), len, "{text}");
+        }
     }
 
     #[test]

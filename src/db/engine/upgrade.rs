@@ -10,13 +10,14 @@
 use const_format::{concatcp, str_replace};
 use sqlx::{Connection, PgConnection, Postgres, Transaction, query_scalar, raw_sql};
 
+use super::Tx;
 use super::clock::NOW_POSTGRES;
 use super::error::DbResult;
 use super::session_lock::IS_HELD;
 use crate::domain::id::WorkerId;
 
 /// The condition that the worker `{worker}` is one of this release or a later one.
-const READS_ALL: &str = "substr({worker}::text, 29) collate \"C\" between '00000003' and '000000ff'";
+const READS_ALL: &str = "substr({worker}::text, 29) collate \"C\" between '00000004' and '000000ff'";
 
 /// The number of the forms of rows up to texts in the [short form](crate::db::codec::short_form). Each release with a new form reads those
 /// of former releases, too.
@@ -25,15 +26,24 @@ pub(in crate::db) const SHORT_TEXTS: u32 = 1;
 pub(in crate::db) const QUESTIONS_ONCE: u32 = 2;
 /// The number of the forms of rows up to steps with [events](crate::db::events) that have no rows of their own.
 pub(in crate::db) const EVENTS_IN_STEPS: u32 = 3;
+/// The number of the forms of rows up to interrupts without the [schemas](crate::db::interrupts) of their answers.
+pub(in crate::db) const ANSWER_SCHEMAS: u32 = 4;
+
+impl Tx<'_> {
+    /// Returns whether the long schemas of answers are stored apart from new interrupts.
+    pub(in crate::db) fn stores_answer_schemas(&self) -> bool {
+        self.forms >= ANSWER_SCHEMAS
+    }
+}
 
 /// Returns the number of the forms of rows that every server reads which can be at work.
 pub(in crate::db) async fn forms_read(conn: &mut PgConnection) -> DbResult<u32> {
-    // Servers of the release before the former one could finish an upgrade to it: then all read short texts. Those of a build
-    // between the two read questions that are stored once, too.
+    // Servers of former releases could finish an upgrade to theirs: then all read short texts, for example.
     const SQL: &str = "select conname::text from pg_constraint where conrelid = to_regclass('runs') \
-        and conname in ('reads_short_texts', 'reads_questions_once', 'reads_events_in_steps')";
+        and conname in ('reads_short_texts', 'reads_questions_once', 'reads_events_in_steps', 'reads_answer_schemas')";
     let names: Vec<String> = query_scalar(SQL).fetch_all(conn).await?;
     let forms = names.iter().map(|name| match name.as_str() {
+        "reads_answer_schemas" => ANSWER_SCHEMAS,
         "reads_events_in_steps" => EVENTS_IN_STEPS,
         "reads_questions_once" => QUESTIONS_ONCE,
         _ => SHORT_TEXTS,
@@ -57,7 +67,8 @@ pub(in crate::db) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
     const OF_WORKER: &str = str_replace!(READS_ALL, "{worker}", "worker");
     // Those of former releases are part of the new constraint.
     const REPLACES: &str = "drop constraint if exists reads_short_texts, drop constraint if exists reads_questions_once, \
-        drop constraint if exists reads_events_in_steps, add constraint reads_events_in_steps check (";
+        drop constraint if exists reads_events_in_steps, drop constraint if exists reads_answer_schemas, \
+        add constraint reads_answer_schemas check (";
     const IS_FORMER_AT_WORK: &str = concatcp!(
         "select exists (select 1 from workers where not (",
         OF_WORKER_ID,

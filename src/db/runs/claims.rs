@@ -234,16 +234,20 @@ pub struct RunRowUpdate<'a> {
     pub makes_progress: bool,
     /// The time of the write.
     pub at: Timestamp,
+    /// True if the row has to be locked on Postgres before the rest of the write is sent: other agents may store something for the
+    /// run, or the rest could be stored twice.
+    pub locks_first: bool,
 }
 
 impl RunRowUpdate<'_> {
-    /// Returns a change of the time only.
+    /// Returns a change of the time only, which locks the row first.
     pub fn at(at: Timestamp) -> Self {
         Self {
             seq: None,
             usage: None,
             makes_progress: false,
             at,
+            locks_first: true,
         }
     }
 }
@@ -287,19 +291,19 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, at: Timestamp) ->
     Ok(held == 1)
 }
 
-/// Executes the change of a run's row, which fails if the worker does not hold the run any more. On SQLite it is sent with the
-/// rest of the write.
+/// Executes the change of a run's row, which fails if the worker does not hold the run any more. It is sent with the rest of the
+/// write, unless the row is locked first.
 ///
-/// On Postgres it is sent at once. The row has to be locked before the turn of the commit is over. And a commit that arrives
-/// late, after its connection was given up, must find its transaction rolled back: in one message with the writes, it could store
-/// them behind their own repetition. The number of changed rows is known then, so the statement need not fail by itself.
-async fn change_held(update: Statement<'_, '_>, engine: Engine) -> DbResult<()> {
-    match engine {
-        Engine::Sqlite => update.change_later().await,
-        Engine::Postgres => match update.execute().await? {
-            0 => Err(DbError::NoRow),
-            _ => Ok(()),
-        },
+/// That is for Postgres: the row has to be locked before the turn of the commit is over. And a commit that arrives late, after its
+/// connection was given up, must find its transaction rolled back: in one message with the writes, it could store them behind
+/// their own repetition. The number of changed rows is known then, so the statement need not fail by itself.
+async fn change_held(update: Statement<'_, '_>, engine: Engine, locks_first: bool) -> DbResult<()> {
+    if engine == Engine::Sqlite || !locks_first {
+        return update.change_later().await;
+    }
+    match update.execute().await? {
+        0 => Err(DbError::NoRow),
+        _ => Ok(()),
     }
 }
 
@@ -307,8 +311,8 @@ async fn change_held(update: Statement<'_, '_>, engine: Engine) -> DbResult<()> 
 /// follows in the transaction, which fails if the worker does not hold the run any more.
 ///
 /// # Errors
-/// [`DbError::NoRow`] if the worker does not hold the run: on SQLite by the end of the transaction, see
-/// [`Statement::change_later`].
+/// [`DbError::NoRow`] if the worker does not hold the run: by the end of the transaction, see [`Statement::change_later`], on SQLite
+/// and if the row is not locked first.
 pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<()> {
     const CHANGE: &str =
         "update runs set updated_at = $4, usage = coalesce($5, usage), crashes = case when $6 then 0 else crashes end";
@@ -332,7 +336,7 @@ pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpd
     if let Some(seq) = trace.seq {
         update = update.bind(seq);
     }
-    change_held(update, engine).await
+    change_held(update, engine, trace.locks_first).await
 }
 
 /// Stores the end of a run like [`store_fenced`]. The thread is locked as by [`threads::lock`], since the end of a run changes it.
@@ -370,7 +374,7 @@ pub async fn end_fenced(
     if let Some(seq) = trace.seq {
         update = update.bind(seq);
     }
-    change_held(update, engine).await
+    change_held(update, engine, trace.locks_first).await
 }
 
 /// Returns the number of a run's first event in the log of its thread; none if it has no events yet or was deleted.

@@ -36,15 +36,17 @@ pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
     const SQL: &str = "select usage from runs where run_id = $1";
     let found: Option<Option<String>> =
         on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
+    Ok(decode(run.0, found.flatten().as_deref()))
+}
+
+/// Decodes the usage of a run, if it has any.
+pub(super) fn decode(run: Uuid, usage: Option<&str>) -> Usage {
     let cell = ColumnRef {
         table: TABLE,
         column: "usage",
-        id: &run.0,
+        id: &run,
     };
-    Ok(found
-        .flatten()
-        .map(|usage| cell.decode_or_default(&usage))
-        .unwrap_or_default())
+    usage.map(|usage| cell.decode_or_default(usage)).unwrap_or_default()
 }
 
 /// Returns the usage of each run in a tree. Runs without usage are left out.
@@ -91,13 +93,6 @@ pub async fn usages_with_background(tx: &mut Tx<'_>, root: RunId) -> DbResult<Ha
 }
 
 fn decode_rows(rows: Vec<(Uuid, String)>) -> HashMap<RunId, Usage> {
-    let decode = |(id, usage): (Uuid, String)| {
-        let cell = ColumnRef {
-            table: TABLE,
-            column: "usage",
-            id: &id,
-        };
-        (RunId(id), cell.decode_or_default(&usage))
-    };
-    rows.into_iter().map(decode).collect()
+    let decoded = |(id, usage): (Uuid, String)| (RunId(id), decode(id, Some(usage.as_str())));
+    rows.into_iter().map(decoded).collect()
 }

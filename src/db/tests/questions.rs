@@ -1,9 +1,10 @@
 //! The questions of positions and events.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
-use sqlx::query_scalar;
+use sqlx::{query, query_scalar};
 
 use super::copies::put;
 use super::interrupts::pending_interrupt;
@@ -16,7 +17,7 @@ use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
-use crate::domain::interrupt::Interrupt;
+use crate::domain::interrupt::{Interrupt, QuestionKind};
 use crate::domain::machine::{Phase, Position};
 use crate::domain::time::Timestamp;
 
@@ -30,6 +31,10 @@ on_both!(
     a_row_without_its_question_is_not_shown,
     a_pruned_thread_keeps_the_question_that_is_open,
     a_question_of_a_copy_is_measured_once,
+    a_long_schema_of_approvals_is_stored_once_for_a_tenant,
+    a_schema_stays_with_its_question_while_servers_may_be_at_work_that_look_for_it_there,
+    an_interrupt_whose_schema_is_gone_is_not_shown,
+    a_schema_without_questions_is_deleted_some_days_after_its_last_use,
 );
 
 /// A thread with an open interrupt, and the checkpoint at which it waits.
@@ -289,4 +294,105 @@ async fn a_question_of_a_copy_is_measured_once(db: Db) {
     let after = measured(&db, thread).await;
     assert!(after > before + 100, "{before}, then {after}");
     assert_eq!(measured(&db, thread).await, after);
+}
+
+/// The time of questions about which it matters when they are asked.
+const SOME_DAY: Timestamp = Timestamp(1_700_000_000_000_000);
+
+/// Returns an open approval with a long schema.
+fn approval(thread: ThreadId, name: &str) -> InterruptRecord {
+    let mut record = pending_interrupt(thread, Lane::Main, 2);
+    let question = Arc::make_mut(&mut record.interrupt.question);
+    question.kind = QuestionKind::ToolApproval;
+    question.schema = json!({"description": format!("the schema of {name}"), "enum": vec!["x".repeat(30); 50]}).into();
+    record.created_at = SOME_DAY;
+    record
+}
+
+/// Stores an open approval on a new thread.
+async fn ask_for_approval(db: &Db, name: &str) -> InterruptRecord {
+    let record = approval(stored_thread(db).await, name);
+    let stored = record.clone();
+    write!(db, |tx| interrupts::insert(tx, &stored));
+    record
+}
+
+/// Returns the number that a query finds.
+async fn number(db: &Db, sql: &'static str) -> i64 {
+    read!(db, |tx| async {
+        DbResult::Ok(on_engine!(tx, |conn| query_scalar(sql).fetch_one(conn).await)?)
+    })
+}
+
+/// The number of stored schemas.
+const SCHEMAS: &str = "select count(*) from answer_schemas";
+
+async fn a_long_schema_of_approvals_is_stored_once_for_a_tenant(db: Db) {
+    const LONG: &str = "select count(*) from interrupts where octet_length(interrupt) > 1500";
+    for name in ["pay", "send", "pay"] {
+        let asked = ask_for_approval(&db, name).await;
+        let thread = asked.thread;
+        let id = asked.interrupt.id.clone();
+        assert_eq!(read!(db, |tx| interrupts::find(tx, thread, &id)), Some(asked.clone()));
+        assert_eq!(read!(db, |tx| interrupts::of_thread(tx, thread, None)), [asked.clone()]);
+        // A position has its question from the row.
+        let step = saying("hi", None, 0);
+        put(&db, thread, Lane::Main, 1, &step, waiting(asked.interrupt.clone())).await;
+        assert_eq!(of_position(&db, thread).await, [asked.interrupt]);
+    }
+    assert_eq!(number(&db, SCHEMAS).await, 2);
+    assert_eq!(number(&db, LONG).await, 0);
+}
+
+async fn a_schema_stays_with_its_question_while_servers_may_be_at_work_that_look_for_it_there(db: Db) {
+    let mut asked = vec![];
+    for (forms, count) in [(upgrade::EVENTS_IN_STEPS, 0), (upgrade::ANSWER_SCHEMAS, 1)] {
+        db.set_forms(forms);
+        asked.push(ask_for_approval(&db, "pay").await);
+        assert_eq!(number(&db, SCHEMAS).await, count);
+    }
+    for forms in [upgrade::EVENTS_IN_STEPS, upgrade::ANSWER_SCHEMAS] {
+        db.set_forms(forms);
+        for record in &asked {
+            let thread = record.thread;
+            let found = read!(db, |tx| interrupts::of_thread(tx, thread, None));
+            assert_eq!(found, [record.clone()]);
+        }
+    }
+}
+
+async fn an_interrupt_whose_schema_is_gone_is_not_shown(db: Db) {
+    const LOSE: &str = "delete from answer_schemas";
+    // No other test reads it, which would keep it in memory.
+    let asked = ask_for_approval(&db, "an approval that is lost").await;
+    let thread = asked.thread;
+    write!(db, |tx| async {
+        DbResult::Ok(on_engine!(tx, |conn| query(LOSE).execute(conn).await.map(drop))?)
+    });
+    let found = read!(db, |tx| interrupts::of_thread(tx, thread, None));
+    assert!(found.is_empty(), "{found:?}");
+}
+
+async fn a_schema_without_questions_is_deleted_some_days_after_its_last_use(db: Db) {
+    let days = |count: u64| Timestamp(SOME_DAY.0).plus(Duration::from_secs(count * 24 * 3600));
+    let first = ask_for_approval(&db, "pay").await;
+    ask_for_approval(&db, "send").await;
+    let swept = async |at: Timestamp| write!(db, |tx| interrupts::sweep_schemas(tx, at, 100));
+    assert_eq!(swept(days(20)).await, 0);
+
+    // A later question uses the schema again.
+    let later = InterruptRecord {
+        created_at: days(15),
+        ..approval(stored_thread(&db).await, "pay")
+    };
+    let stored = later.clone();
+    write!(db, |tx| interrupts::insert(tx, &stored));
+    for record in [first, later] {
+        let thread = record.thread;
+        let run = record.run;
+        write!(db, |tx| interrupts::restore(tx, thread, run));
+    }
+    assert_eq!(swept(days(20)).await, 0);
+    assert_eq!(swept(days(30)).await, 1);
+    assert_eq!(number(&db, SCHEMAS).await, 1);
 }

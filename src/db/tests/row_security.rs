@@ -57,6 +57,7 @@ const FILL: &str = "\
     insert into request_blobs values ({id}, 'd', {id}, '{tenant}', 1); \
     insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, status, interrupt, \
         created_at, seq, ordinal) values ('q', {id}, {id}, {id}, '', '[]', {id}, 'pending', '', 1, 1, 0); \
+    insert into answer_schemas values ('{tenant}', 'd', 1, ''); \
     insert into interrupt_approvers values ({id}, 'q', 'user', 'ann'); \
     insert into remembered_decisions values ({id}, {id}, {id}, ''); \
     insert into background_tasks values ({id}, {id}, {id}, {id}, '', '', '', {id}, '', true, true, null, 1); \

@@ -206,9 +206,12 @@ async fn a_run_takes_over_from_the_newest_run_of_its_thread(db: Db) {
     new.queue = RunQueue::new(Account::of(&ann), 3);
     let child = child_of(&new, 3);
     let expected = runs::RunBefore {
+        run: new.id,
+        agent: None,
         queue: new.queue.clone(),
         caller: new.request.caller.clone(),
         trace: None,
+        used: None,
     };
     assert!(expected.caller.is_some());
     for run in [old, new, child] {

@@ -38,6 +38,7 @@ async fn tables_are_the_same_on_both_engines() {
             ours.keys().collect::<Vec<_>>(),
             [
                 "agents",
+                "answer_schemas",
                 "api_keys",
                 "assistant_versions",
                 "assistants",
@@ -119,7 +120,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 75] = [
+const SEARCHES: [(&str, &str); 76] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",
@@ -360,6 +361,10 @@ const SEARCHES: [(&str, &str); 75] = [
         "interrupts_by_status",
     ),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
+    (
+        "select 1 from interrupts where schema_digest = 'x'",
+        "interrupts_by_schema",
+    ),
     (
         "select 1 from interrupts where thread_id = {id} and status = 'pending'",
         "interrupts_by_thread",

@@ -7,8 +7,8 @@ use crate::db::engine::{migration, upgrade};
 use crate::domain::id::WorkerId;
 
 /// Takes the constraints away that an upgraded database does not have.
-const NOT_FINISHED: &str = "alter table workers drop constraint reads_events_in_steps; \
-    alter table runs drop constraint reads_events_in_steps; alter table jobs drop constraint reads_events_in_steps";
+const NOT_FINISHED: &str = "alter table workers drop constraint reads_answer_schemas; \
+    alter table runs drop constraint reads_answer_schemas; alter table jobs drop constraint reads_answer_schemas";
 
 /// Adds the constraints of an upgrade that was finished to the former release, which reads texts in the short form.
 const FINISHED_BEFORE: &str = "\
@@ -25,6 +25,15 @@ const FINISHED_TO_BUILD: &str = "\
     check (status <> 'running' or substr(worker::text, 29) collate \"C\" between '00000002' and '000000ff') not valid; \
     alter table jobs add constraint reads_questions_once \
     check (substr(worker::text, 29) collate \"C\" between '00000002' and '000000ff') not valid";
+
+/// Adds the constraints of an upgrade that was finished to a build which finds events in the rows of steps.
+const FINISHED_TO_LATER_BUILD: &str = "\
+    alter table workers add constraint reads_events_in_steps \
+    check (substr(worker_id::text, 29) collate \"C\" between '00000003' and '000000ff'); \
+    alter table runs add constraint reads_events_in_steps \
+    check (status <> 'running' or substr(worker::text, 29) collate \"C\" between '00000003' and '000000ff') not valid; \
+    alter table jobs add constraint reads_events_in_steps \
+    check (substr(worker::text, 29) collate \"C\" between '00000003' and '000000ff') not valid";
 
 /// Rows that servers of the former release have left: a run at work, one that has ended, and a job.
 const LEFT: &str = "\
@@ -86,7 +95,7 @@ async fn finish_once_more(conn: &mut PgConnection, before: &'static str, forms: 
         .expect("a change");
     assert!(upgrade::finish(conn).await.expect("it can be finished"));
     let after = upgrade::forms_read(conn).await.expect("an answer");
-    assert_eq!(after, upgrade::EVENTS_IN_STEPS);
+    assert_eq!(after, WorkerId::FORMS_READ);
     at_work().execute(&mut *conn).await.expect_err("it is refused");
 }
 
@@ -117,6 +126,18 @@ async fn an_upgrade_from_a_build_that_reads_questions_once_is_finished_once_more
     };
     let worker = "01a22810-2e92-818b-a207-ed6900000002";
     finish_once_more(&mut conn, FINISHED_TO_BUILD, upgrade::QUESTIONS_ONCE, worker).await;
+    assert_eq!(constraints(&mut conn).await, new);
+    conn.close().await.expect("a clean close");
+    database.discard().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgrade_from_a_build_that_finds_events_in_steps_is_finished_once_more() {
+    let Some((database, mut conn, new)) = upgraded().await else {
+        return;
+    };
+    let worker = "01a22810-2e92-718b-a207-ed6900000003";
+    finish_once_more(&mut conn, FINISHED_TO_LATER_BUILD, upgrade::EVENTS_IN_STEPS, worker).await;
     assert_eq!(constraints(&mut conn).await, new);
     conn.close().await.expect("a clean close");
     database.discard().await;

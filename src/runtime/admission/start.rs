@@ -9,7 +9,7 @@ use super::build_run::{
 };
 use super::check::check;
 use super::permission::{check_assistant, check_displacing, check_tenant, check_thread};
-use super::target::{StoredThread, TargetLookup, TargetThread};
+use super::target::{LaterResumption, StoredThread, TargetLookup, TargetThread};
 use super::{AdmissionContext, Admitted};
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::LaterLogEnd;
@@ -21,13 +21,13 @@ use crate::domain::account::RunQueue;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::idempotency::REMEMBERED;
 use crate::domain::identity::Credential;
-use crate::domain::run::{Multitask, QueueTurn, Run, RunCaller, RunStatus};
+use crate::domain::run::{AssignedAgent, Multitask, QueueTurn, Run, RunCaller, RunStatus};
 use crate::domain::run_config::CONFIGURABLE;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::cancel_action::CancelAction;
 use crate::runtime::error::StartError;
-use crate::runtime::interrupts::{self, LaterOpen};
+use crate::runtime::interrupts::{self, AnsweredInterrupts, AnsweredThread, AnsweredWork, OpenInterrupts, WaitingWork};
 use crate::runtime::new_run::{NewRun, Resolution, Target};
 use crate::runtime::registry::{PinnedLookup, ResolvedAssistant};
 use crate::runtime::{quotas, trace};
@@ -87,6 +87,8 @@ pub(in crate::runtime) struct UnstoredRun {
     pub(in crate::runtime) admitted: Admitted,
     /// The end of the log of its thread, if it is to be read together with what the admission reads.
     pub(in crate::runtime) log_end: Option<LaterLogEnd>,
+    /// The work that it continues with answers of a client, if it may begin at once.
+    pub(in crate::runtime) answered: Option<AnsweredWork>,
     /// Its thread, as it was before.
     thread: Thread,
     stored: StoredThread,
@@ -113,6 +115,7 @@ impl UnstoredRun {
         let Self {
             admitted,
             log_end: _,
+            answered: _,
             thread,
             stored,
             known,
@@ -193,7 +196,7 @@ pub(in crate::runtime) async fn decide(
         check_displacing(tx, &thread, new_run, action, &context.core).await?;
     }
     check_checkpoint(tx, new_run, thread.id).await?;
-    let before = find_before(tx, new_run, thread.id, resumption.before).await?;
+    let ContinuedPart { before, open, waiting } = ContinuedPart::read(tx, new_run, thread.id, resumption).await?;
     let account = account_of(new_run, before.as_ref(), &thread);
     let quotas = &context.core.quotas;
     if !is_continuation(new_run)
@@ -217,11 +220,11 @@ pub(in crate::runtime) async fn decide(
     join_task(&mut run, task, &resolved.known);
     // The run at work is locked before interrupts, in the order of its commits.
     let displaced = displace(tx, new_run.request.multitask, thread.id).await?;
-    let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight, resumption.open).await;
+    let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight, open).await;
     if let Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) = &settled {
         interrupts::record_attempt(&context.core, &new_run.caller, thread.id, assigned);
     }
-    settled?;
+    let answered = settled?;
     // A run at work that is displaced takes some time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && run.request.turn() != QueueTurn::Answer;
     let may_claim = context.worker.is_some() && !is_busy && run.due_at <= now;
@@ -242,6 +245,7 @@ pub(in crate::runtime) async fn decide(
     Ok(UnstoredRun {
         admitted,
         log_end,
+        answered: waiting.map(|waiting| AnsweredWork { waiting, answered }),
         thread,
         stored,
         known: resolved.known,
@@ -274,8 +278,13 @@ struct LookedUp {
 async fn look_up(tx: &mut Tx<'_>, new_run: &NewRun, context: &AdmissionContext) -> Result<LookedUp, StartError> {
     let registry = &context.core.registry;
     let assistant = registry.look_up(tx, &new_run.assistant).await;
-    let pinned = PinnedLookup::begin(tx, new_run).await?;
-    let target = TargetLookup::begin(tx, new_run, context).await?;
+    let mut target = TargetLookup::begin(tx, new_run, context).await?;
+    let answered = target.take_answered();
+    let pinned = match answered {
+        // The rows name it.
+        Some(_) => None,
+        None => Some(PinnedLookup::begin(tx, new_run).await?),
+    };
     let found = match assistant {
         Ok(assistant) => assistant.resolve(tx).await,
         Err(refusal) => Err(refusal),
@@ -285,8 +294,62 @@ async fn look_up(tx: &mut Tx<'_>, new_run: &NewRun, context: &AdmissionContext) 
         Some(Resolution::AnsweredAlone(..)) => found?,
         Some(_) | None => check_assistant(found, &new_run.assistant, &new_run.caller, &context.core)?,
     };
-    resolved.known = registry.pinned(tx, pinned, resolved.known).await?;
+    let answered = match answered {
+        Some(rows) => rows.read(tx).await?,
+        None => None,
+    };
+    resolved.known = match (&answered, pinned) {
+        (Some(answered), _) => {
+            let agent = assigned_by(tx, answered).await?;
+            registry.as_assigned(tx, agent, resolved.known).await?
+        }
+        (None, Some(pinned)) => registry.pinned(tx, pinned, resolved.known).await?,
+        (None, None) => registry.pinned_definition(tx, new_run, resolved.known).await?,
+    };
+    target.keep_answered(answered);
     Ok(LookedUp { resolved, target })
+}
+
+/// Returns the agent of the run whose work waits on a thread, if work waits there.
+async fn assigned_by(tx: &mut Tx<'_>, answered: &AnsweredThread) -> DbResult<Option<AssignedAgent>> {
+    let Some(run) = answered.waiting.run() else {
+        return Ok(None);
+    };
+    match &answered.before {
+        Some(before) if before.run == run => Ok(before.agent.clone()),
+        Some(_) | None => Ok(db::runs::get_by_id(tx, run).await?.and_then(|run| run.request.agent)),
+    }
+}
+
+/// The part of a thread that a new run continues.
+struct ContinuedPart {
+    /// The run whose work it is, if the new run takes over something from that.
+    before: Option<RunBefore>,
+    /// The open interrupts, for the answer of a client.
+    open: Option<OpenInterrupts>,
+    /// The work that waits for the answer of a client, if the run may begin at once with it.
+    waiting: Option<Box<WaitingWork>>,
+}
+
+impl ContinuedPart {
+    /// Reads the part, unless it was read already.
+    async fn read(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId, rows: LaterResumption) -> DbResult<Self> {
+        if let Some(AnsweredThread { before, open, waiting }) = rows.answered {
+            return Ok(Self {
+                before,
+                open: Some(open),
+                waiting: Some(waiting),
+            });
+        }
+        Ok(Self {
+            before: find_before(tx, new_run, thread, rows.before).await?,
+            open: match rows.open {
+                Some(open) => Some(open.read(tx).await?),
+                None => None,
+            },
+            waiting: None,
+        })
+    }
 }
 
 /// Returns what the new run takes over from the newest run on the thread, if it continues the work of that run. `before` is
@@ -358,15 +421,16 @@ async fn displace(tx: &mut Tx<'_>, strategy: Multitask, thread: ThreadId) -> DbR
 
 /// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered. If the thread is to
 /// go on before it, such a run waits until none is pending. Interrupts on branches that the thread has left do not count. `open`
-/// are the open ones, if they are to be read already.
+/// are the open ones, if they were read already. Returns those that a client answers with it.
 async fn settle_questions(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
     known: &RegisteredAgent,
     run: &mut Run,
     in_flight: InFlight,
-    open: Option<LaterOpen>,
-) -> Result<(), StartError> {
+    open: Option<OpenInterrupts>,
+) -> Result<AnsweredInterrupts, StartError> {
+    let none = AnsweredInterrupts::default();
     if interrupts::bypasses_interrupts(&run.request) {
         let way = interrupts::check_way(tx, run.thread, run.request.caller.as_ref(), None).await?;
         way.map_err(StartError::WaitsForApprovers)?;
@@ -380,15 +444,15 @@ async fn settle_questions(
     }
     let begins_anew = new_run.request.input.is_some() && new_run.request.command.is_none();
     if !begins_anew || known.on_pending_interrupt == OnPendingInterrupt::Drop {
-        return Ok(());
+        return Ok(none);
     }
     run.request.after_answers = true;
     if in_flight.at_work > 0 || db::runs::has_queued_answer(tx, run.thread).await? {
-        return Ok(());
+        return Ok(none);
     }
     let open = interrupts::open_at(tx, run.thread, None).await?;
     if open.is_empty() {
-        return Ok(());
+        return Ok(none);
     }
     Err(StartError::QuestionPending(
         open.into_iter().map(|asked| asked.interrupt.id).collect(),

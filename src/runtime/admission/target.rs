@@ -12,7 +12,7 @@ use crate::domain::access::{Action, Ownership};
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 use crate::runtime::error::StartError;
-use crate::runtime::interrupts::LaterOpen;
+use crate::runtime::interrupts::{AnsweredThread, LaterAnsweredThread, LaterOpen};
 use crate::runtime::new_run::{NewRun, Resolution, Target, may_step_at_once};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
@@ -46,16 +46,39 @@ pub(super) struct LaterResumption {
     pub(super) before: Option<LaterRunBefore>,
     /// The open interrupts, for the answer of a client.
     pub(super) open: Option<LaterOpen>,
+    /// All rows for the answer of a client, if the run may begin at once with the newest step; then the others are none.
+    all: Option<LaterAnsweredThread>,
+    /// The same rows after they were read.
+    pub(super) answered: Option<AnsweredThread>,
 }
 
 impl LaterResumption {
-    async fn begin(tx: &mut Tx<'_>, thread: ThreadId, resolution: &Resolution) -> DbResult<Self> {
-        let open = match resolution {
-            Resolution::Answered(_) | Resolution::AnsweredAlone(..) => Some(LaterOpen::begin(tx, thread).await?),
-            Resolution::AnsweredRemotely(_) | Resolution::Expired(_) | Resolution::Cancelled(_) => None,
+    async fn begin(
+        tx: &mut Tx<'_>,
+        thread: ThreadId,
+        new_run: &NewRun,
+        resolution: &Resolution,
+        context: &AdmissionContext,
+    ) -> DbResult<Self> {
+        let is_of_client = match resolution {
+            Resolution::Answered(_) | Resolution::AnsweredAlone(..) => true,
+            Resolution::AnsweredRemotely(_) | Resolution::Expired(_) | Resolution::Cancelled(_) => false,
         };
-        let before = Some(db::runs::find_before_later(tx, thread).await?);
-        Ok(Self { before, open })
+        if is_of_client && context.worker.is_some() && new_run.request.checkpoint.is_none() {
+            return Ok(Self {
+                all: Some(LaterAnsweredThread::begin(tx, thread).await?),
+                ..Self::default()
+            });
+        }
+        let open = match is_of_client {
+            true => Some(LaterOpen::begin(tx, thread).await?),
+            false => None,
+        };
+        Ok(Self {
+            before: Some(db::runs::find_before_later(tx, thread).await?),
+            open,
+            ..Self::default()
+        })
     }
 }
 
@@ -84,12 +107,24 @@ impl TargetLookup {
                 false => None,
             },
             resumption: match &new_run.resume {
-                Some(resolution) => LaterResumption::begin(tx, id, resolution).await?,
+                Some(resolution) => LaterResumption::begin(tx, id, new_run, resolution, context).await?,
                 None => LaterResumption::default(),
             },
         };
         let rows = Some(rows);
         Ok(Self { id, may_make, rows })
+    }
+
+    /// Takes the rows of the thread that are for the answer of a client, if all of them are to be read already.
+    pub(super) fn take_answered(&mut self) -> Option<LaterAnsweredThread> {
+        self.rows.as_mut()?.resumption.all.take()
+    }
+
+    /// Keeps these rows after they were read.
+    pub(super) fn keep_answered(&mut self, answered: Option<AnsweredThread>) {
+        if let Some(rows) = &mut self.rows {
+            rows.resumption.answered = answered;
+        }
     }
 
     /// Returns the thread of a request, locked. The thread is created if necessary; one that surely does not exist is not stored

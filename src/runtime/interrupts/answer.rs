@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::approvers::check_answers;
-use super::branches::{LaterOpen, OpenAt, open_at, place_of};
+use super::branches::{LaterOpen, OpenAt, OpenInterrupts, open_at, place_of};
 use super::remember;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, Tx};
@@ -41,7 +41,7 @@ impl MatchedAnswer {
 
 /// Assigns the answer of a client to the open interrupts at the checkpoint that its run names, or at the newest one, and
 /// checks it. An answer by ids that are not open there goes to the branch on which they are. `open` are the open interrupts, if
-/// they are to be read already.
+/// they were read already.
 ///
 /// # Errors
 /// Returns the refusal of an answer that does not fit, or is not the caller's to give.
@@ -50,15 +50,15 @@ pub(super) async fn match_answer(
     run: &Run,
     answer: &Value,
     caller: &Identity,
-    open: Option<LaterOpen>,
+    open: Option<OpenInterrupts>,
 ) -> Result<MatchedAnswer, StartError> {
     let thread = run.thread;
     let mut branch = run.request.checkpoint;
-    let later = match open {
-        Some(later) => later,
-        None => LaterOpen::begin(tx, thread).await?,
+    let open = match open {
+        Some(open) => open,
+        None => LaterOpen::begin(tx, thread).await?.read(tx).await?,
     };
-    let OpenAt { mut open, newest } = later.at(tx, branch).await?;
+    let OpenAt { mut open, newest } = open.at(tx, branch).await?;
     if branch.is_none()
         && let Some(id) = id_elsewhere(&open, answer)
         && let Some(record) = db::interrupts::find(tx, thread, &id).await?

@@ -24,7 +24,7 @@ pub(in crate::runtime) async fn open_at(
     checkpoint: Option<CheckpointId>,
 ) -> DbResult<Vec<InterruptRecord>> {
     let later = LaterOpen::begin(tx, thread).await?;
-    Ok(later.at(tx, checkpoint).await?.open)
+    Ok(later.read(tx).await?.at(tx, checkpoint).await?.open)
 }
 
 /// The open interrupts of a thread, to be read later in the transaction.
@@ -54,14 +54,72 @@ impl LaterOpen {
         })
     }
 
-    /// Returns the open interrupts that wait at a checkpoint, or at the newest one.
+    /// Reads the interrupts.
+    pub(in crate::runtime) async fn read(self, tx: &mut Tx<'_>) -> DbResult<OpenInterrupts> {
+        let Self {
+            thread,
+            pending,
+            newest,
+        } = self;
+        let pending = pending.read(tx).await?;
+        let newest = match pending.is_empty() {
+            true => None,
+            false => newest.read(tx).await?.map(NumberedCheckpoint::from),
+        };
+        Ok(OpenInterrupts {
+            thread,
+            pending,
+            newest,
+        })
+    }
+}
+
+/// A checkpoint with its number in the log of its thread.
+#[derive(Clone, Copy)]
+pub(super) struct NumberedCheckpoint {
+    id: CheckpointId,
+    seq: i64,
+}
+
+impl From<CheckpointSummary> for NumberedCheckpoint {
+    fn from(summary: CheckpointSummary) -> Self {
+        Self {
+            id: summary.id,
+            seq: summary.seq,
+        }
+    }
+}
+
+impl From<&Head> for NumberedCheckpoint {
+    fn from(head: &Head) -> Self {
+        Self {
+            id: head.id,
+            seq: head.seq,
+        }
+    }
+}
+
+/// The open interrupts of a thread.
+pub(in crate::runtime) struct OpenInterrupts {
+    pub(super) thread: ThreadId,
+    /// The interrupts, on all branches.
+    pub(super) pending: Vec<InterruptRecord>,
+    /// The newest checkpoint of the main agent, if there are interrupts.
+    pub(super) newest: Option<NumberedCheckpoint>,
+}
+
+impl OpenInterrupts {
+    /// Returns those that wait at a checkpoint, or at the newest one.
     pub(super) async fn at(self, tx: &mut Tx<'_>, checkpoint: Option<CheckpointId>) -> DbResult<OpenAt> {
-        let mut open = self.pending.read(tx).await?;
+        let Self {
+            thread,
+            pending: mut open,
+            newest,
+        } = self;
         if open.is_empty() {
             return Ok(OpenAt { open, newest: None });
         }
-        let newest = self.newest.read(tx).await?;
-        let positions = LanePositions::at(self.thread, checkpoint);
+        let positions = LanePositions::at(thread, checkpoint);
         retain_those_at(tx, positions, newest, &mut open).await?;
         let newest = newest.map(|newest| newest.id);
         Ok(OpenAt { open, newest })
@@ -73,7 +131,7 @@ impl LaterOpen {
 async fn retain_those_at(
     tx: &mut Tx<'_>,
     positions: LanePositions,
-    newest: Option<CheckpointSummary>,
+    newest: Option<NumberedCheckpoint>,
     open: &mut Vec<InterruptRecord>,
 ) -> DbResult<()> {
     let positions = positions.or_newest(newest.map(|newest| newest.id));
@@ -100,6 +158,7 @@ pub async fn open_interrupts(
 ) -> DbResult<Vec<InterruptRecord>> {
     let mut open = pending(tx, thread).await?;
     if !open.is_empty() {
+        let newest = newest.map(NumberedCheckpoint::from);
         let retained = retain_those_at(tx, LanePositions::at(thread, None), newest, &mut open).await;
         db::unless_corrupt(retained)?;
     }

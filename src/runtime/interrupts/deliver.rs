@@ -1,9 +1,11 @@
 //! Delivery of resolutions: a run that continues a thread brings them to the agents that raised the interrupts.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::answered::{AnsweredWork, UsedRun, WaitingWork};
 use super::branches::branch_to_continue;
 use super::positions::{LanePositions, waited_for};
 use crate::agent::WaitingAgent;
@@ -48,6 +50,14 @@ pub(in crate::runtime) struct AnswerDelivery<'a> {
     summary: LogSummary,
     /// The newest checkpoint of the main agent.
     newest: Option<Head>,
+}
+
+/// The runs that a run with answers continues.
+pub(in crate::runtime) struct ResumedRuns {
+    /// The runs that brought answers, each with the run that has asked; none if they are many.
+    pub(in crate::runtime) resumed: Option<HashMap<RunId, RunId>>,
+    /// The usage of one of them, if that was read already.
+    pub(in crate::runtime) used: Option<UsedRun>,
 }
 
 /// An answer with the history of the agent that waits for it.
@@ -96,6 +106,47 @@ impl<'a> AnswerDelivery<'a> {
             summary,
             newest,
         })
+    }
+
+    /// Looks for those to whom run `by` brings the answers of a client, in the transaction that has stored them. Returns the runs that
+    /// it continues, too. Nothing is changed.
+    pub(in crate::runtime) async fn of_answered(
+        tx: &mut Tx<'_>,
+        thread: ThreadId,
+        by: RunId,
+        branch: Option<CheckpointId>,
+        answers: Option<&'a Resume>,
+        work: AnsweredWork,
+    ) -> DbResult<(Self, ResumedRuns)> {
+        let AnsweredWork { waiting, answered } = work;
+        let WaitingWork {
+            mut summary,
+            newest,
+            cancelled,
+            mut resumed,
+            used,
+        } = *waiting;
+        if let (Some(resumed), Some(last)) = (&mut resumed, answered.last) {
+            resumed.insert(by, last.run);
+        }
+        summary.has_decisions |= answered.remembers;
+        let branch = branch_to_continue(tx, thread, branch, newest.as_ref()).await?;
+        let positions = LanePositions::at(thread, branch);
+        let cancelled = waited_for(tx, positions, cancelled).await?;
+        let given = answers.into_iter().flatten();
+        let answers = given.filter_map(|(id, answer)| {
+            let lane = *answered.lanes.get(id)?;
+            Some(AnswerToGive { lane, id, answer })
+        });
+        let delivery = Self {
+            by,
+            positions,
+            cancelled,
+            answers: answers.collect(),
+            summary,
+            newest,
+        };
+        Ok((delivery, ResumedRuns { resumed, used }))
     }
 
     /// Returns whether only the main agent gets something, and the run continues from its newest checkpoint.

@@ -27,7 +27,7 @@ pub(super) fn check(record: &InterruptRecord, answer: &serde_json::Value) -> Res
 }
 
 /// Stores the decisions of an answer that are to be remembered, on behalf of the run that brings it. The answer was
-/// checked.
+/// checked. Returns whether there are any.
 ///
 /// # Errors
 /// Returns the refusal if the thread has too many.
@@ -37,10 +37,10 @@ pub(super) async fn remember(
     record: &InterruptRecord,
     answer: &serde_json::Value,
     caller: &Identity,
-) -> Result<(), StartError> {
+) -> Result<bool, StartError> {
     let given = to_remember(&record.interrupt.question, answer)?;
     if given.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     let known = db::remembered::of_thread(tx, run.thread).await?;
     if known.len() + given.len() > MAX_REMEMBERED {
@@ -55,7 +55,7 @@ pub(super) async fn remember(
         }
         db::remembered::insert(tx, &decision).await?;
     }
-    Ok(())
+    Ok(true)
 }
 
 fn of_answer(given: DecisionToRemember, run: &Run, record: &InterruptRecord, caller: &Identity) -> RememberedDecision {

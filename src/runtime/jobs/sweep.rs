@@ -1,5 +1,5 @@
-//! Deletes expired data: threads, histories, idempotency keys, entries of the audit, sums of old days, and unfinished
-//! copies of threads.
+//! Deletes expired data: threads, histories, idempotency keys, entries of the audit, schemas of answers, sums of old days, and
+//! unfinished copies of threads.
 //!
 //! A thread is checked again in the transaction that deletes it. So two processes may find the same thread, and a
 //! client may begin to use it in between. A thread at work is left alone.
@@ -79,6 +79,10 @@ async fn sweep(core: &Core) -> DbResult<u64> {
         let until = now.minus(keep);
         delete_all(core, AT_ONCE, move |tx| Box::pin(db::audit::sweep(tx, until, AT_ONCE))).await?;
     }
+    delete_all(core, AT_ONCE, move |tx| {
+        Box::pin(db::interrupts::sweep_schemas(tx, now, AT_ONCE))
+    })
+    .await?;
     let day = quotas::first_kept_day(now);
     delete_all(core, AT_ONCE, move |tx| Box::pin(db::quotas::sweep(tx, day, AT_ONCE))).await?;
     sweep_copies(core, false).await?;

@@ -37,6 +37,9 @@ struct TracedAgent<'a> {
 impl TracedAgent<'_> {
     /// Records the span of the agent.
     fn record(&self, end: &AgentEnd<'_>, machine: Option<&Machine>) {
+        if !self.trace.is_recorded() {
+            return;
+        }
         let root = &self.context.run;
         let placed = root.request.trace.as_ref();
         let parent = match self.origin.namespace.last() {

@@ -5,7 +5,7 @@ use super::load_state::{Found, is_unreadable};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::CheckpointId;
 use crate::domain::run::{Command, Run, RunRequest};
-use crate::runtime::interrupts::{self, AnswerDelivery, Delivered};
+use crate::runtime::interrupts::{self, AnswerDelivery, AnsweredWork, Delivered};
 use crate::runtime::run_context::RunContext;
 
 /// The work that a run continues, after what it brings was delivered.
@@ -19,30 +19,34 @@ pub(in crate::runtime) struct ContinuedWork {
     pub(super) earlier: Option<EarlierRuns>,
 }
 
-/// Delivers the answers that a run brings in the transaction that admits it for this process, and reads what else it needs, as
-/// far as that is in memory or small. None if the driver of the run has to do that: an agent besides the main one gets something,
-/// the run continues an older checkpoint, or what is stored cannot be read, which ends the run but does not refuse the request.
-pub(in crate::runtime) async fn continue_at_once(tx: &mut Tx<'_>, run: &Run) -> DbResult<Option<Box<ContinuedWork>>> {
+/// Delivers the answers of a client that a run brings in the transaction that admits it for this process, and reads what else it
+/// needs, as far as that is in memory or small. None if the driver of the run has to do that: an agent besides the main one gets
+/// something, the run continues an older checkpoint, or what is stored cannot be read, which ends the run but does not refuse the
+/// request.
+pub(in crate::runtime) async fn continue_at_once(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    work: AnsweredWork,
+) -> DbResult<Option<Box<ContinuedWork>>> {
     let Some(command) = run.request.command.as_ref().filter(|command| command.resumes()) else {
         return Ok(None);
     };
     let Some(asked_at) = command.continuation.branch else {
         return Ok(None);
     };
-    let resumed = db::interrupts::few_resumed_later(tx, run.thread).await?;
     let answers = command.resume.as_ref();
-    let delivery = match AnswerDelivery::find(tx, run.thread, run.id, Some(asked_at), answers).await {
-        Ok(delivery) if delivery.is_for_newest() => delivery,
+    let found = AnswerDelivery::of_answered(tx, run.thread, run.id, Some(asked_at), answers, work).await;
+    let (delivery, runs) = match found {
+        Ok((delivery, runs)) if delivery.is_for_newest() => (delivery, runs),
         Ok(_) => return Ok(None),
         Err(error) if is_unreadable(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let resumed = resumed.read(tx).await?;
     let end = delivery.give_to_newest(tx).await?;
     Ok(Some(Box::new(ContinuedWork {
         branch: None,
         found: end.and_then(|end| Found::in_memory(tx, end, run.id)),
-        earlier: EarlierRuns::from_few_resumed(tx, resumed, run.id).await?,
+        earlier: EarlierRuns::from_few_resumed(tx, runs.resumed, run.id, runs.used).await?,
     })))
 }
 
@@ -73,7 +77,7 @@ pub(super) async fn continue_work(run_context: &RunContext) -> DbResult<Continue
             Ok(ContinuedWork {
                 branch,
                 found: end.and_then(|end| Found::in_memory(tx, end, id)),
-                earlier: EarlierRuns::from_few_resumed(tx, resumed, id).await?,
+                earlier: EarlierRuns::from_few_resumed(tx, resumed, id, None).await?,
             })
         })
     });

@@ -219,7 +219,17 @@ impl Registry {
         run: Option<Run>,
         known: Arc<RegisteredAgent>,
     ) -> DbResult<Arc<RegisteredAgent>> {
-        let bound = match run.and_then(|run| run.request.agent) {
+        self.as_assigned(tx, run.and_then(|run| run.request.agent), known).await
+    }
+
+    /// Returns the agent with the definition that a run had when it began, whose `agent` is given.
+    pub(in crate::runtime) async fn as_assigned(
+        &self,
+        tx: &mut Tx<'_>,
+        agent: Option<AssignedAgent>,
+        known: Arc<RegisteredAgent>,
+    ) -> DbResult<Arc<RegisteredAgent>> {
+        let bound = match agent {
             Some(AssignedAgent {
                 graph_id,
                 definition: Some(digest),

@@ -12,6 +12,8 @@ on_both_engines! {
     a_question_that_is_asked_in_a_copy_is_stored_once_more,
     an_answer_that_is_undone_leaves_the_question,
     an_approval_whose_question_is_gone_lets_no_call_run,
+    the_schema_of_approvals_is_stored_once_and_checks_the_answers_to_all_of_them,
+    an_approval_whose_schema_is_gone_cannot_be_answered,
 }
 
 /// An agent that asks two questions about two calls, since only one of them expires.
@@ -153,4 +155,36 @@ async fn an_approval_whose_question_is_gone_lets_no_call_run(server: TestServer)
     }
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
     assert_eq!(server.tools.recipients(), ["bob"]);
+}
+
+/// The number of stored schemas.
+const SCHEMAS: &str = "select count(*) from answer_schemas";
+
+async fn the_schema_of_approvals_is_stored_once_and_checks_the_answers_to_all_of_them(server: TestServer) {
+    let humans = [server.human("agent").await, server.human("agent").await];
+    for human in &humans {
+        asks(human).await;
+    }
+    assert_eq!(server.number_in_database(SCHEMAS).await, 1);
+    server.is_stopped_and_started_again().await;
+    let edit = |args: Value| json!([{"type": "edit", "edited_action": {"name": "send_email", "args": args}}]);
+    for human in &humans {
+        let wrong = edit(json!({"to": 1, "body": "bye"}));
+        assert_eq!(human.tries_to_resume(json!({"decisions": wrong})).await.status, 422);
+        let right = edit(json!({"to": "eve", "body": "bye"}));
+        human.decides(&human.question().await, right).await.finishes().await;
+    }
+    assert_eq!(server.tools.recipients(), ["eve", "eve"]);
+}
+
+async fn an_approval_whose_schema_is_gone_cannot_be_answered(server: TestServer) {
+    let alice = server.human("agent").await;
+    asks(&alice).await;
+    // Another one, which nobody has read.
+    let digest = "update interrupts set schema_digest = '00000000000000000000000000000000'";
+    server.executes_sql(digest).await;
+    server.is_stopped_and_started_again().await;
+    let refused = alice.tries_to_resume(approval()).await;
+    assert!((400..500).contains(&refused.status), "{refused:?}");
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
 }

@@ -447,10 +447,7 @@ async fn a_question_and_its_answer_take_few_statements_on_sqlite() {
             end, 2,
             "what is stored, with what is read of subagents that were cancelled, and the commit"
         );
-        assert_eq!(
-            admission, 4,
-            "what is read, what is stored with where the thread waits, the position with what was used, and the commit"
-        );
+        assert_eq!(admission, 2, "what is read, and what is stored");
     })
     .await;
 }

@@ -27,7 +27,7 @@ const FORMER_LEASE: &str =
 async fn is_of_the_former_release(server: &TestServer) {
     // One after the other: the server uses the tables in any order.
     for table in ["workers", "jobs", "runs"] {
-        let sql = format!("alter table {table} drop constraint reads_events_in_steps");
+        let sql = format!("alter table {table} drop constraint reads_answer_schemas");
         server.executes_sql(&sql).await;
     }
     server.is_stopped_and_started_again().await;
@@ -152,7 +152,7 @@ async fn a_server_of_the_former_release_changes_no_run_after_the_end_of_an_upgra
         let refused = raw_sql(claim).execute(&mut beside).await;
         let error = refused.expect_err("it is refused").to_string();
         assert!(
-            error.contains("violates check constraint \"reads_events_in_steps\""),
+            error.contains("violates check constraint \"reads_answer_schemas\""),
             "{error}"
         );
     }
