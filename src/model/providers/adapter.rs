@@ -20,9 +20,10 @@ use super::caching::{CacheHint, Caching};
 use super::chat_body::{EncodedTools, OmittedParts};
 use super::file_names::FileNames;
 use super::known_requests::{Encoding, KnownRequests, RequestWire};
+use super::plain_chat::EncodedConversations;
 use super::separators::Separator;
 use super::transport::{AdjustedTransport, CallIds};
-use super::{Protocol, caching, content, errors, plain_chat, reply, request};
+use super::{Protocol, caching, content, errors, reply, request};
 use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::SilenceTimer;
@@ -42,7 +43,8 @@ pub(super) struct Adapter<W> {
     caching: Caching,
     tools: EncodedTools,
     known: Arc<KnownRequests>,
-    /// True if conversations are encoded by [`plain_chat`] where it can.
+    conversations: EncodedConversations,
+    /// True if conversations are encoded by [`super::plain_chat`] where it can.
     has_plain_chat: bool,
 }
 
@@ -67,6 +69,7 @@ impl<W> Adapter<W> {
             caching: Caching::default(),
             tools: EncodedTools::default(),
             known: Arc::default(),
+            conversations: EncodedConversations::default(),
             has_plain_chat: false,
         }
     }
@@ -76,7 +79,7 @@ impl<W> Adapter<W> {
         Self { caching, ..self }
     }
 
-    /// Returns the model with conversations that are encoded by [`plain_chat`] where it can, if `has_plain_chat`.
+    /// Returns the model with conversations that are encoded by [`super::plain_chat`] where it can, if `has_plain_chat`.
     pub(super) fn with_plain_chat(self, has_plain_chat: bool) -> Self {
         Self { has_plain_chat, ..self }
     }
@@ -111,7 +114,7 @@ where
             CacheHint::Nothing | CacheHint::Key | CacheHint::KeyInHeader => vec![],
         };
         let messages = match self.has_plain_chat {
-            true => plain_chat::encode(&request),
+            true => self.conversations.encode(&request),
             false => None,
         };
         let (encoding, omitted_key) = match (&messages, key) {

@@ -138,7 +138,7 @@ impl OmittedParts {
     }
 
     /// Returns the instructions and the messages of an encoded conversation.
-    fn own_messages<'a>(&'a self, conversation: &'a [Box<RawValue>]) -> Vec<SentMessage<'a>> {
+    fn own_messages<'a>(&'a self, conversation: &'a [Arc<RawValue>]) -> Vec<SentMessage<'a>> {
         let conversation = conversation.iter().map(|message| SentMessage::Encoded(message));
         self.own_instructions().into_iter().chain(conversation).collect()
     }
@@ -347,13 +347,13 @@ mod tests {
     #[test]
     fn an_encoded_conversation_takes_the_place_of_the_other_one() {
         let user = json!({"role": "user", "content": "a \"b\"\n"});
-        let conversation: EncodedMessages = [to_raw_value(&user).expect("JSON")].into();
+        let conversation: EncodedMessages = vec![to_raw_value(&user).expect("JSON").into()];
         let instructed = json!({"role": "system", "content": [{"type": "text", "text": STAND_IN}]});
         let stand_in = json!({"role": "user", "content": STAND_IN});
         for (system, others) in [("be brief", vec![instructed]), ("", vec![])] {
             let messages: Vec<Value> = others.into_iter().chain([stand_in.clone()]).collect();
             let body = json!({"model": "m", "messages": messages}).to_string();
-            let conversation = Some(Arc::clone(&conversation));
+            let conversation = Some(conversation.clone());
             let omitted = OmittedParts::of(&asking(system, &[]), &EncodedTools::default(), conversation);
             let whole = omitted.expect("parts").complete(body.as_bytes()).expect("a body");
             let whole: Value = serde_json::from_slice(&whole).expect("JSON");
