@@ -276,7 +276,7 @@ pub(super) struct Permit {
 impl Permit {
     /// Sends a value as JSON.
     pub(super) fn answer(self, value: &impl Serialize) -> Result<Response, ApiError> {
-        let mut text = Pieces::default();
+        let mut text = TextPieces::default();
         serde_json::to_writer(&mut text, value).map_err(|error| ApiError::fault(&error))?;
         let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
         let bytes = text.bytes();
@@ -305,7 +305,7 @@ impl Permit {
     pub(super) fn list<I, E>(self, bytes: usize, items: I, encode: E) -> Response
     where
         I: Iterator + Send + 'static,
-        E: Fn(I::Item, &mut Pieces) -> serde_json::Result<()> + Send + 'static,
+        E: Fn(I::Item, &mut TextPieces) -> serde_json::Result<()> + Send + 'static,
     {
         self.stream_list(b"[", b"]", bytes, items, encode)
     }
@@ -320,13 +320,13 @@ impl Permit {
     fn stream_list<I, E>(self, before: &[u8], after: &'static [u8], bytes: usize, items: I, encode: E) -> Response
     where
         I: Iterator + Send + 'static,
-        E: Fn(I::Item, &mut Pieces) -> serde_json::Result<()> + Send + 'static,
+        E: Fn(I::Item, &mut TextPieces) -> serde_json::Result<()> + Send + 'static,
     {
         let before = before.to_vec();
         let writer = ListWriter {
             items,
             encode,
-            rest: Pieces::default(),
+            rest: TextPieces::default(),
             item_bytes: 0,
             before,
             after,
@@ -427,12 +427,12 @@ pub(super) struct Texts {
 
 /// A text in pieces of [`CHUNK`] bytes, of which only the last is shorter. Each is sent, and its memory freed, by itself.
 #[derive(Default)]
-pub(super) struct Pieces {
+pub(super) struct TextPieces {
     full: VecDeque<Vec<u8>>,
     last: Vec<u8>,
 }
 
-impl Pieces {
+impl TextPieces {
     /// Creates an empty text with room for this many bytes, up to those of a piece.
     fn with_capacity(bytes: usize) -> Self {
         Self {
@@ -462,7 +462,7 @@ impl Pieces {
 }
 
 /// Takes the pieces, one after the other.
-impl Iterator for Pieces {
+impl Iterator for TextPieces {
     type Item = Bytes;
 
     fn next(&mut self) -> Option<Bytes> {
@@ -471,7 +471,7 @@ impl Iterator for Pieces {
     }
 }
 
-impl io::Write for Pieces {
+impl io::Write for TextPieces {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         self.append(text);
         Ok(text.len())
@@ -488,7 +488,7 @@ impl io::Write for Pieces {
 }
 
 /// Appends an item that is encoded already.
-pub(super) fn append_encoded(item: Vec<u8>, text: &mut Pieces) -> serde_json::Result<()> {
+pub(super) fn append_encoded(item: Vec<u8>, text: &mut TextPieces) -> serde_json::Result<()> {
     text.append(&item);
     Ok(())
 }
@@ -499,7 +499,7 @@ struct ListWriter<I, E> {
     /// Appends an item as JSON.
     encode: E,
     /// The part of the last item that was not sent.
-    rest: Pieces,
+    rest: TextPieces,
     /// The length of the last item, in bytes.
     item_bytes: usize,
     /// The text before the first item and after the last.
@@ -512,7 +512,7 @@ struct ListWriter<I, E> {
 impl<I, E> Iterator for ListWriter<I, E>
 where
     I: Iterator,
-    E: Fn(I::Item, &mut Pieces) -> serde_json::Result<()>,
+    E: Fn(I::Item, &mut TextPieces) -> serde_json::Result<()>,
 {
     type Item = serde_json::Result<Bytes>;
 
@@ -527,7 +527,7 @@ where
         let mut text = match self.items.next() {
             Some(item) => {
                 // Neighbours are about as long as each other.
-                let mut text = Pieces::with_capacity(self.item_bytes);
+                let mut text = TextPieces::with_capacity(self.item_bytes);
                 text.append(&before);
                 if !self.is_first {
                     text.append(b",");
@@ -541,7 +541,7 @@ where
             }
             None => {
                 self.is_over = true;
-                let mut text = Pieces::default();
+                let mut text = TextPieces::default();
                 text.append(&before);
                 text.append(self.after);
                 text
@@ -671,7 +671,7 @@ mod tests {
     #[tokio::test]
     async fn a_list_with_an_item_that_cannot_be_encoded_is_aborted() {
         let permit = permit_in(&ResponseBudget::new(LARGEST)).await;
-        let encode = |item: usize, text: &mut Pieces| match item {
+        let encode = |item: usize, text: &mut TextPieces| match item {
             2 => Err(serde::ser::Error::custom("not this one")),
             _ => serde_json::to_writer(text, &item),
         };

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::caching::{CacheHint, Caching};
 use super::chat_body::{EncodedTools, OmittedParts};
 use super::file_names::FileNames;
-use super::known_requests::{Encoding, KnownRequests, RequestWire};
+use super::known_requests::{KnownRequests, RequestEncoding, RequestWire};
 use super::plain_chat::EncodedConversations;
 use super::separators::Separator;
 use super::transport::{AdjustedTransport, CallIds};
@@ -126,7 +126,7 @@ where
                 request
                     .settings
                     .extend(key.map(|key| (caching::KEY.to_owned(), key.into())));
-                (Encoding::Whole, None)
+                (RequestEncoding::Whole, None)
             }
         };
         let separator = Separator::new(self.kind, &request.messages);

@@ -115,11 +115,11 @@ pub(super) struct KnownRequests(Mutex<VecDeque<Arc<KnownRequest>>>);
 
 impl KnownRequests {
     /// Returns the way in which a request with stand-ins is encoded.
-    pub(super) fn encoding(self: &Arc<Self>, request: &ModelRequest) -> Encoding {
+    pub(super) fn encoding(self: &Arc<Self>, request: &ModelRequest) -> RequestEncoding {
         let known = self.lock().iter().find(|known| known.form.fits(request)).cloned();
         match known {
-            Some(known) => Encoding::Known(known),
-            None => Encoding::Kept(Arc::new(RequestForm::of(request)), Arc::clone(self)),
+            Some(known) => RequestEncoding::Known(known),
+            None => RequestEncoding::Kept(Arc::new(RequestForm::of(request)), Arc::clone(self)),
         }
     }
 
@@ -136,7 +136,7 @@ impl KnownRequests {
 
 /// The way in which a request is encoded.
 #[derive(Clone)]
-pub(super) enum Encoding {
+pub(super) enum RequestEncoding {
     /// By rig-core.
     Whole,
     /// By rig-core, and it is kept for later requests of this form.
@@ -145,7 +145,7 @@ pub(super) enum Encoding {
     Known(Arc<KnownRequest>),
 }
 
-impl Encoding {
+impl RequestEncoding {
     /// Returns the earlier request, if there is one.
     pub(super) fn known(&self) -> Option<Arc<KnownRequest>> {
         match self {
@@ -159,7 +159,7 @@ impl Encoding {
 #[derive(Clone)]
 pub(super) struct RequestWire<W> {
     pub(super) wire: W,
-    pub(super) encoding: Encoding,
+    pub(super) encoding: RequestEncoding,
 }
 
 impl<W> Wire for RequestWire<W>
@@ -177,11 +177,11 @@ where
     }
 
     fn encode(&self, request: CompletionRequest, mode: Mode) -> Result<Encoded, EncodeError> {
-        if let Encoding::Known(known) = &self.encoding {
+        if let RequestEncoding::Known(known) = &self.encoding {
             return Ok(known.encoded());
         }
         let encoded = self.wire.encode(request, mode)?;
-        if let Encoding::Kept(form, known) = &self.encoding
+        if let RequestEncoding::Kept(form, known) = &self.encoding
             && let Some(request) = KnownRequest::new(form, &encoded)
         {
             known.keep(request);
