@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -17,6 +18,7 @@ use crate::domain::checkpoint::{self, Lane};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::machine::{Failure, Plan};
+use crate::domain::recent_texts::RecentTexts;
 use crate::domain::run::Run;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::visibility::Visibility;
@@ -92,6 +94,7 @@ pub(super) async fn load(
         slice,
         fields,
         budget,
+        recent: api.db.states().texts(),
     };
     // A filter that matches few of many checkpoints may take long.
     let found = if wanted.slice.is_filtered() {
@@ -206,6 +209,8 @@ struct HistoryLoader {
     agent: String,
     fields: HistoryFields,
     budget: usize,
+    /// The texts of messages that clients have read before.
+    recent: Arc<RecentTexts>,
     /// The metadata of runs that were read. Those of a copied thread belong to the original.
     runs: HashMap<RunId, Option<RunMetadata>>,
     /// The newest checkpoint, if only that is to be read.
@@ -260,6 +265,8 @@ struct WantedHistory {
     slice: HistorySlice,
     fields: HistoryFields,
     budget: usize,
+    /// The texts of messages that clients have read before.
+    recent: Arc<RecentTexts>,
 }
 
 impl WantedHistory {
@@ -283,6 +290,7 @@ impl WantedHistory {
             agent,
             fields: self.fields,
             budget: self.budget,
+            recent: self.recent,
             runs: HashMap::new(),
             newest: None,
             newest_run: None,
@@ -461,7 +469,13 @@ impl HistoryLoader {
             .filter_map(|(run, run_notes)| Some((*run, own + run_notes.as_ref()?.bytes)))
             .collect();
         let only = is_search.then(|| summaries.iter().map(|summary| summary.id).collect::<HashSet<_>>());
-        let mut entries = HistoryEntries::new(self.fields.clone(), self.budget, run_notes, only);
+        let mut entries = HistoryEntries::new(
+            self.fields.clone(),
+            self.budget,
+            run_notes,
+            only,
+            Arc::clone(&self.recent),
+        );
         let (Some(newest), Some(oldest)) = (summaries.first(), summaries.last()) else {
             return Ok((vec![], false));
         };

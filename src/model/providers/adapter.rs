@@ -20,11 +20,11 @@ use super::caching::{CacheHint, Caching};
 use super::chat_body::{EncodedTools, OmittedParts};
 use super::file_names::FileNames;
 use super::known_requests::{KnownRequests, RequestEncoding, RequestWire};
-use super::plain_chat::EncodedConversations;
 use super::separators::Separator;
 use super::transport::{AdjustedTransport, CallIds};
-use super::{Protocol, caching, content, errors, reply, request};
+use super::{Protocol, caching, content, errors, plain_chat, reply, request};
 use crate::domain::message::Message;
+use crate::domain::recent_texts::RecentTexts;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::SilenceTimer;
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest, ToolChoice};
@@ -43,8 +43,8 @@ pub(super) struct Adapter<W> {
     caching: Caching,
     tools: EncodedTools,
     known: Arc<KnownRequests>,
-    conversations: EncodedConversations,
-    /// True if conversations are encoded by [`super::plain_chat`] where it can.
+    recent: RecentTexts,
+    /// True if conversations are encoded by [`plain_chat`] where it can.
     has_plain_chat: bool,
 }
 
@@ -69,7 +69,7 @@ impl<W> Adapter<W> {
             caching: Caching::default(),
             tools: EncodedTools::default(),
             known: Arc::default(),
-            conversations: EncodedConversations::default(),
+            recent: RecentTexts::default(),
             has_plain_chat: false,
         }
     }
@@ -79,7 +79,7 @@ impl<W> Adapter<W> {
         Self { caching, ..self }
     }
 
-    /// Returns the model with conversations that are encoded by [`super::plain_chat`] where it can, if `has_plain_chat`.
+    /// Returns the model with conversations that are encoded by [`plain_chat`] where it can, if `has_plain_chat`.
     pub(super) fn with_plain_chat(self, has_plain_chat: bool) -> Self {
         Self { has_plain_chat, ..self }
     }
@@ -114,7 +114,7 @@ where
             CacheHint::Nothing | CacheHint::Key | CacheHint::KeyInHeader => vec![],
         };
         let messages = match self.has_plain_chat {
-            true => self.conversations.encode(&request),
+            true => plain_chat::encode(&request, &self.recent),
             false => None,
         };
         let (encoding, omitted_key) = match (&messages, key) {

@@ -4,10 +4,10 @@
 //! and builds JSON values. That took 25,000 instructions for each message, and an agent sends its conversation with each step. So
 //! a conversation that rig-core would send as it is is encoded here, and rig-core gets one message in its place, see
 //! [`super::chat_body`]. All other conversations, and those with models that need a form of their own, are left to rig-core.
-//! What was encoded for a step is [kept](EncodedConversations) for the next one, which sends a few messages more.
+//! What was encoded for a step is [kept](RecentTexts) for the next one, which sends a few messages more.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 
 use rig_core::providers::openai::wire::Chat;
 use rig_core::wire::{Body, Mode, Wire};
@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Protocol, native, request};
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::recent_texts::RecentTexts;
 use crate::model::{ModelRequest, ToolSpec};
 
 /// The encoded messages of a conversation.
@@ -25,13 +26,6 @@ pub(super) type EncodedMessages = Vec<Arc<RawValue>>;
 
 /// The longest id of a call that is sent as it is, in bytes.
 const MAX_ID_BYTES: usize = 40;
-
-/// The most conversations with a model that are kept.
-const MAX_CONVERSATIONS: usize = 128;
-/// The most memory that these take, in bytes. A longer conversation is not kept.
-const MAX_KEPT_BYTES: usize = 4 << 20;
-/// The memory that a message takes besides its text, in bytes.
-const MESSAGE_BYTES: usize = size_of::<Message>() + 64;
 
 /// A message in chat completions.
 #[derive(Serialize)]
@@ -73,100 +67,10 @@ fn as_text<S: Serializer>(arguments: &&Map<String, Value>, serializer: S) -> Res
     serializer.serialize_str(&text)
 }
 
-/// The conversations that were sent to a model last, as they were sent.
-#[derive(Default)]
-pub(super) struct EncodedConversations(Mutex<KeptConversations>);
-
-#[derive(Default)]
-struct KeptConversations {
-    /// The conversations, the last one first.
-    all: VecDeque<EncodedConversation>,
-    /// The memory that they take, in bytes.
-    bytes: usize,
-}
-
-/// A conversation whose messages are encoded.
-#[derive(Default)]
-struct EncodedConversation {
-    /// The messages. They are freed with the states that have them, but no other message gets the address of one meanwhile.
-    messages: Vec<Weak<Message>>,
-    json: EncodedMessages,
-    /// The memory that it takes, in bytes.
-    bytes: usize,
-}
-
-impl EncodedConversation {
-    /// Returns whether this message has this index.
-    fn has_at(&self, at: usize, message: &Arc<Message>) -> bool {
-        let known = self.messages.get(at);
-        known.is_some_and(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(message)))
-    }
-
-    fn push(&mut self, message: &Arc<Message>, json: Box<RawValue>) {
-        self.bytes += json.get().len() + MESSAGE_BYTES;
-        self.messages.push(Arc::downgrade(message));
-        self.json.push(json.into());
-    }
-
-    /// Removes the messages after the first ones.
-    fn truncate(&mut self, count: usize) {
-        while self.json.len() > count {
-            self.messages.pop();
-            let removed = self.json.pop();
-            self.bytes -= removed.map_or(0, |json| json.get().len() + MESSAGE_BYTES);
-        }
-    }
-}
-
-impl EncodedConversations {
-    /// Returns the encoded messages of a request, if rig-core would send each of them as it is.
-    pub(super) fn encode(&self, request: &ModelRequest) -> Option<EncodedMessages> {
-        let messages = messages_of(request)?;
-        let mut conversation = self.take(request.messages.first()?);
-        let numbered = request.messages.iter().enumerate();
-        let known = numbered.take_while(|(at, message)| conversation.has_at(*at, message));
-        let count = known.count();
-        conversation.truncate(count);
-        for (message, sent) in request.messages.iter().zip(&messages).skip(count) {
-            conversation.push(message, to_raw_value(sent).ok()?);
-        }
-        let json = conversation.json.clone();
-        self.keep(conversation);
-        Some(json)
-    }
-
-    /// Returns the conversation that begins with this message, or a new one. It is not kept any more.
-    fn take(&self, first: &Arc<Message>) -> EncodedConversation {
-        let mut kept = self.lock();
-        let at = kept.all.iter().position(|known| known.has_at(0, first));
-        let taken = at.and_then(|at| kept.all.remove(at)).unwrap_or_default();
-        kept.bytes -= taken.bytes;
-        taken
-    }
-
-    /// Keeps a conversation, and forgets the oldest ones if there are too many.
-    fn keep(&self, conversation: EncodedConversation) {
-        if conversation.bytes > MAX_KEPT_BYTES {
-            return;
-        }
-        let mut kept = self.lock();
-        kept.bytes += conversation.bytes;
-        kept.all.push_front(conversation);
-        while kept.all.len() > MAX_CONVERSATIONS || kept.bytes > MAX_KEPT_BYTES {
-            let forgotten = kept.all.pop_back().unwrap_or_default();
-            kept.bytes -= forgotten.bytes;
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, KeptConversations> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Returns the encoded messages of a request, if rig-core would send each of them as it is.
-#[cfg(test)]
-pub(super) fn encode(request: &ModelRequest) -> Option<EncodedMessages> {
-    EncodedConversations::default().encode(request)
+/// Returns the encoded messages of a request, if rig-core would send each of them as it is. Those in `recent` are known.
+pub(super) fn encode(request: &ModelRequest, recent: &RecentTexts) -> Option<EncodedMessages> {
+    let messages = messages_of(request)?;
+    recent.of(&request.messages, |at| to_raw_value(messages.get(at)?).ok())
 }
 
 /// Returns whether rig-core sends conversations to this model in the form in which they are encoded here.
@@ -307,6 +211,10 @@ mod tests {
         ToolCall::new(id, "look", Map::new())
     }
 
+    fn encoded(request: &ModelRequest) -> Option<EncodedMessages> {
+        encode(request, &RecentTexts::default())
+    }
+
     fn asking(messages: Vec<Message>) -> ModelRequest {
         let tool = ToolSpec {
             name: "look".to_owned(),
@@ -340,7 +248,7 @@ mod tests {
         ];
         for conversation in conversations {
             let request = asking(conversation);
-            assert!(encode(&request).is_some(), "{:?}", request.messages);
+            assert!(encoded(&request).is_some(), "{:?}", request.messages);
         }
     }
 
@@ -387,11 +295,11 @@ mod tests {
         ];
         for conversation in conversations {
             let request = asking(conversation);
-            assert!(encode(&request).is_none(), "{:?}", request.messages);
+            assert!(encoded(&request).is_none(), "{:?}", request.messages);
         }
         let mut without_tools = asking(vec![hello(), Message::calling([call("a")]), found("a")]);
         without_tools.tools.clear();
-        assert!(encode(&without_tools).is_none());
+        assert!(encoded(&without_tools).is_none());
     }
 
     /// Returns the message of a model with a text and calls.
@@ -506,7 +414,7 @@ mod tests {
 
     /// Compares both ways to send a request, if its conversation is plain. Returns whether it is.
     fn compare(request: &ModelRequest) -> bool {
-        let Some(conversation) = encode(request) else {
+        let Some(conversation) = encoded(request) else {
             return false;
         };
         let sent = body_of(request, Some(conversation));
@@ -538,63 +446,6 @@ mod tests {
         }
         assert!(with_tools > 200, "{with_tools}");
         assert!(without_tools > 20, "{without_tools}");
-    }
-
-    fn texts(messages: &EncodedMessages) -> Vec<&str> {
-        messages.iter().map(|message| message.get()).collect()
-    }
-
-    #[test]
-    fn only_the_messages_that_are_new_in_a_conversation_are_encoded() {
-        let known = EncodedConversations::default();
-        let encode_again = |request: &ModelRequest| {
-            let encoded = known.encode(request).expect("a plain conversation");
-            let anew = encode(request).expect("a plain conversation");
-            assert_eq!(texts(&encoded), texts(&anew));
-            encoded
-        };
-        let has_same = |one: &EncodedMessages, other: &EncodedMessages, at: usize| Arc::ptr_eq(&one[at], &other[at]);
-        let mut request = asking(vec![Message::human("hello"), Message::calling([call("a")]), found("a")]);
-        let first = encode_again(&request);
-        request
-            .messages
-            .extend([Message::calling([call("b")]), found("b")].map(Arc::new));
-        let second = encode_again(&request);
-        assert!((0..3).all(|at| has_same(&first, &second, at)));
-        request.messages[2] = Arc::new(Message::tool(&call("a"), ToolStatus::Error, "lost"));
-        let third = encode_again(&request);
-        assert!((0..2).all(|at| has_same(&first, &third, at)));
-        assert!((2..5).all(|at| !has_same(&second, &third, at)));
-        request.messages.truncate(3);
-        assert_eq!(encode_again(&request).len(), 3);
-        assert_eq!(known.lock().all.len(), 1);
-        request.messages.pop();
-        assert!(known.encode(&request).is_none(), "the call has no result");
-        let kept: usize = known.lock().all.iter().map(|conversation| conversation.bytes).sum();
-        assert_eq!(known.lock().bytes, kept);
-        drop(request);
-        let other = asking(vec![Message::human("other")]);
-        assert_eq!(texts(&encode_again(&other)), [r#"{"role":"user","content":"other"}"#]);
-    }
-
-    #[test]
-    fn the_number_of_kept_conversations_and_their_memory_are_bounded() {
-        let known = EncodedConversations::default();
-        let encode_again = |request: &ModelRequest| known.encode(request).expect("a plain conversation");
-        let requests = (0..=MAX_CONVERSATIONS).map(|at| asking(vec![Message::human(format!("hello {at}"))]));
-        let requests: Vec<ModelRequest> = requests.collect();
-        let encoded: Vec<EncodedMessages> = requests.iter().map(encode_again).collect();
-        assert_eq!(known.lock().all.len(), MAX_CONVERSATIONS);
-        let is_kept = |at: usize| Arc::ptr_eq(&encoded[at][0], &encode_again(&requests[at])[0]);
-        assert!(is_kept(1));
-        assert!(!is_kept(0), "it was the oldest");
-        encode_again(&asking(vec![Message::human("a".repeat(MAX_KEPT_BYTES))]));
-        assert_eq!(known.lock().all.len(), MAX_CONVERSATIONS, "it is too long");
-        for _ in 0..3 {
-            encode_again(&asking(vec![Message::human("a".repeat(MAX_KEPT_BYTES / 2))]));
-        }
-        assert_eq!(known.lock().all.len(), 1);
-        assert!(known.lock().bytes <= MAX_KEPT_BYTES);
     }
 
     #[test]
