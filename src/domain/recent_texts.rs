@@ -10,6 +10,8 @@ use serde_json::value::RawValue;
 
 use super::message::Message;
 
+/// The least messages of a list that is kept. To find a shorter one would take as long as to encode it.
+const LEAST_MESSAGES: usize = 4;
 /// The most lists of messages that are kept.
 const MAX_LISTS: usize = 128;
 /// The most memory that these take, in bytes. A longer list is not kept.
@@ -69,8 +71,9 @@ impl RecentTexts {
         messages: &[Arc<Message>],
         encode: impl Fn(usize) -> Option<Box<RawValue>>,
     ) -> Option<Vec<Arc<RawValue>>> {
-        let Some(first) = messages.first() else {
-            return Some(vec![]);
+        let first = messages.first().filter(|_| messages.len() >= LEAST_MESSAGES);
+        let Some(first) = first else {
+            return (0..messages.len()).map(|at| encode(at).map(Arc::from)).collect();
         };
         let mut list = self.take(first);
         let numbered = messages.iter().enumerate();
@@ -141,33 +144,46 @@ mod tests {
             assert_eq!(recent.lock().bytes, kept);
             encoded
         };
-        let mut messages = said(["a", "b", "c"].map(str::to_owned));
+        let mut messages = said(["a", "b", "c", "d"].map(str::to_owned));
         let first = encode_again(&messages);
-        messages.extend(said(["d", "e"].map(str::to_owned)));
+        messages.extend(said(["e", "f"].map(str::to_owned)));
         let second = encode_again(&messages);
-        assert!((0..3).all(|at| Arc::ptr_eq(&first[at], &second[at])));
+        assert!((0..4).all(|at| Arc::ptr_eq(&first[at], &second[at])));
         messages[2] = Arc::new(Message::human("changed"));
         let third = encode_again(&messages);
         assert!((0..2).all(|at| Arc::ptr_eq(&first[at], &third[at])));
-        assert!((2..5).all(|at| !Arc::ptr_eq(&second[at], &third[at])));
-        messages.truncate(3);
-        assert_eq!(encode_again(&messages).len(), 3);
+        assert!((2..6).all(|at| !Arc::ptr_eq(&second[at], &third[at])));
+        messages.truncate(4);
+        assert_eq!(encode_again(&messages).len(), 4);
         assert_eq!(recent.lock().all.len(), 1);
-        assert!(encode_again(&[]).is_empty());
         drop(messages);
-        assert_eq!(encode_again(&said(["a".to_owned()])).len(), 1);
+        encode_again(&said(["a", "b", "c", "d"].map(str::to_owned)));
         assert_eq!(recent.lock().all.len(), 2, "a message that is freed is no other one");
+    }
+
+    #[test]
+    fn a_short_list_is_encoded_each_time() {
+        let recent = RecentTexts::default();
+        let messages = said(["a", "b", "c"].map(str::to_owned));
+        let first = encode(&recent, &messages);
+        let second = encode(&recent, &messages);
+        assert_eq!(first.len(), 3);
+        assert!((0..3).all(|at| !Arc::ptr_eq(&first[at], &second[at])));
+        assert!(encode(&recent, &[]).is_empty());
+        assert_eq!(recent.lock().all.len(), 0);
     }
 
     #[test]
     fn nothing_is_kept_of_messages_of_which_one_has_no_text() {
         let recent = RecentTexts::default();
-        let messages = said(["a", "b"].map(str::to_owned));
-        let encoded = recent.of(&messages, |at| match at {
-            0 => to_raw_value(messages[at].as_ref()).ok(),
-            _ => None,
-        });
-        assert!(encoded.is_none());
+        let messages = said(["a", "b", "c", "d"].map(str::to_owned));
+        for count in [2, 4] {
+            let encoded = recent.of(&messages[..count], |at| match at {
+                0 => to_raw_value(messages[at].as_ref()).ok(),
+                _ => None,
+            });
+            assert!(encoded.is_none());
+        }
         assert_eq!(recent.lock().all.len(), 0);
         assert_eq!(recent.lock().bytes, 0);
     }
@@ -175,16 +191,18 @@ mod tests {
     #[test]
     fn the_number_of_kept_lists_and_their_memory_are_bounded() {
         let recent = RecentTexts::default();
-        let lists: Vec<Vec<Arc<Message>>> = (0..=MAX_LISTS).map(|at| said([format!("hello {at}")])).collect();
+        let beginning_with = |first: String| said([first, "b".to_owned(), "c".to_owned(), "d".to_owned()]);
+        let lists = (0..=MAX_LISTS).map(|at| beginning_with(format!("hello {at}")));
+        let lists: Vec<Vec<Arc<Message>>> = lists.collect();
         let encoded: Vec<Vec<Arc<RawValue>>> = lists.iter().map(|list| encode(&recent, list)).collect();
         assert_eq!(recent.lock().all.len(), MAX_LISTS);
         let is_kept = |at: usize| Arc::ptr_eq(&encoded[at][0], &encode(&recent, &lists[at])[0]);
         assert!(is_kept(1));
         assert!(!is_kept(0), "it was the oldest");
-        encode(&recent, &said(["a".repeat(MAX_BYTES)]));
+        encode(&recent, &beginning_with("a".repeat(MAX_BYTES)));
         assert_eq!(recent.lock().all.len(), MAX_LISTS, "it is too long");
         for _ in 0..3 {
-            encode(&recent, &said(["a".repeat(MAX_BYTES / 2)]));
+            encode(&recent, &beginning_with("a".repeat(MAX_BYTES / 2)));
         }
         assert_eq!(recent.lock().all.len(), 1);
         assert!(recent.lock().bytes <= MAX_BYTES);
