@@ -153,6 +153,8 @@ pub(super) async fn load(
 
 /// The number of checkpoints that a search reads at once.
 const SEARCH_PAGE: i64 = 500;
+/// The number of checkpoints whose runs are read together.
+const READ_TOGETHER: usize = 16;
 /// The number of checkpoints whose metadata is compared at once.
 const COMPARE_CHUNK: usize = 32;
 
@@ -440,6 +442,11 @@ impl HistoryLoader {
         let mut bytes = 0;
         let own = ENVELOPE_BYTES + json_bytes(&self.thread.metadata);
         for at in 0..summaries.len() {
+            if at.is_multiple_of(READ_TOGETHER) {
+                let next = summaries[at..].iter().take(READ_TOGETHER);
+                let wanted = next.filter_map(|summary| summary.run).collect();
+                self.read_runs(tx, wanted).await?;
+            }
             bytes += own;
             if let Some(run) = summaries[at].run {
                 bytes += self.run(tx, run).await?.map_or(0, |run_notes| run_notes.bytes);
@@ -450,6 +457,20 @@ impl HistoryLoader {
             }
         }
         Ok(summaries)
+    }
+
+    /// Reads the metadata of those of the runs that are not known. They are read together.
+    async fn read_runs(&mut self, tx: &mut Tx<'_>, mut wanted: HashSet<RunId>) -> DbResult<()> {
+        wanted.retain(|run| !self.runs.contains_key(run));
+        let mut later = Vec::with_capacity(wanted.len());
+        for id in wanted {
+            later.push((id, runs::get_later(tx, id).await?));
+        }
+        for (id, run) in later {
+            let run_notes = run.read(tx).await?.as_ref().map(RunMetadata::of);
+            self.runs.insert(id, run_notes);
+        }
+        Ok(())
     }
 
     /// Reads the requested fields of the checkpoints, newest first. `next` is the step after the newest one, if it is
