@@ -117,17 +117,15 @@ where
             true => plain_chat::encode(&request, &self.recent),
             false => None,
         };
-        let (encoding, omitted_key) = match (&messages, key) {
-            (Some(_), key) => {
-                request.messages = vec![Arc::new(Message::human(request::STAND_IN))];
-                (self.known.encoding(&request), key)
-            }
-            (None, key) => {
-                request
-                    .settings
-                    .extend(key.map(|key| (caching::KEY.to_owned(), key.into())));
-                (RequestEncoding::Whole, None)
-            }
+        let is_plain = messages.is_some();
+        if is_plain {
+            request.messages = vec![Arc::new(Message::human(request::STAND_IN))];
+        } else if let Some(key) = &key {
+            request.settings.insert(caching::KEY.to_owned(), key.as_str().into());
+        }
+        let encoding = match is_plain {
+            true => self.known.encoding(&request),
+            false => RequestEncoding::Whole,
         };
         let separator = Separator::new(self.kind, &request.messages);
         let built = request::build(&request, self.kind, separator.as_ref())
@@ -135,7 +133,7 @@ where
         let omitted = match self.kind {
             Protocol::OpenAi | Protocol::Ollama => {
                 let omitted = OmittedParts::of(&request, &self.tools, messages)?;
-                Some(omitted.with_cache_key(omitted_key))
+                Some(omitted.with_cache_key(key.filter(|_| is_plain)))
             }
             Protocol::OpenAiResponses | Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => None,
         };
