@@ -442,15 +442,23 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Opt
     Ok(get_by_id(tx, run).await?.filter(|found| found.thread == thread))
 }
 
+const SELECT_BY_ID: &str = concatcp!(SELECT, " where run_id = $1");
+
 /// Returns the run with this id, on any thread.
 pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
-    const SQL: &str = concatcp!(SELECT, " where run_id = $1");
-    let row: Option<RunRow> = tx.statement(SQL).bind(run.0).fetch_optional().await?;
+    let row: Option<RunRow> = tx.statement(SELECT_BY_ID).bind(run.0).fetch_optional().await?;
     Ok(read_all(tx, row.into_iter().collect()).await?.pop())
 }
 
 /// A run that is read later in its transaction.
 pub struct LaterRun(LaterRows<RunRow>);
+
+/// Returns the run with this id, to be read later in the transaction, which must not change it meanwhile. It is read together with
+/// other rows.
+pub async fn get_later(tx: &mut Tx<'_>, run: RunId) -> DbResult<LaterRun> {
+    let statement = tx.statement(SELECT_BY_ID).bind(run.0);
+    statement.fetch_later().await.map(LaterRun)
+}
 
 /// Returns the run that made the newest checkpoint of the main agent of a thread, to be read later in the transaction, which must
 /// change neither meanwhile. It is read together with other rows.

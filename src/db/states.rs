@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::message::{Content, Message};
+use crate::domain::recent_texts::RecentTexts;
 use crate::domain::state::State;
 
 /// The maximum number of states.
@@ -22,7 +23,10 @@ const MAX_ENDS: usize = 8;
 
 /// The cache of states that were recently folded or written. The least recently used are evicted first.
 #[derive(Default)]
-pub struct StateCache(Mutex<CacheInner>);
+pub struct StateCache {
+    states: Mutex<CacheInner>,
+    texts: Arc<RecentTexts>,
+}
 
 #[derive(Default)]
 struct CacheInner {
@@ -54,6 +58,11 @@ impl StateCache {
         cache.by_use.remove(&before);
         cache.by_use.insert(now, checkpoint);
         Some(state)
+    }
+
+    /// Returns the texts of messages in states that clients have read.
+    pub fn texts(&self) -> Arc<RecentTexts> {
+        Arc::clone(&self.texts)
     }
 
     /// Removes all states.
@@ -103,7 +112,7 @@ impl StateCache {
 
     fn lock(&self) -> MutexGuard<'_, CacheInner> {
         // A panic while the lock was held can at worst leave an entry that is evicted too early.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

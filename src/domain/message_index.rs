@@ -9,9 +9,14 @@ use super::message_list::MessageList;
 /// The number of changes from which an index of the messages costs less than to search for each.
 const LEAST_INDEXED: usize = 32;
 
-/// The indexes of the messages of one list that are not compressed, by id. They are found when they are first needed.
+/// The indexes of the messages of one list that are not compressed, by id. They are found when they are first needed, which is
+/// after some changes for which the list was searched.
 #[derive(Debug, Default)]
-pub struct MessageIndex(Option<HashMap<String, usize>>);
+pub struct MessageIndex {
+    by_id: Option<HashMap<String, usize>>,
+    /// The number of searches.
+    searches: usize,
+}
 
 impl MessageIndex {
     /// Does [`MessageList::put`] with each of these changes and the list of this index, which nothing else may have changed
@@ -21,7 +26,7 @@ impl MessageIndex {
         for part in changes.chunk_by(|one, other| is_removal(one) == is_removal(other)) {
             if part.first().is_some_and(is_removal) {
                 messages.remove(part);
-                self.0 = None;
+                self.by_id = None;
                 continue;
             }
             for change in part {
@@ -32,6 +37,11 @@ impl MessageIndex {
 
     /// Does [`MessageList::put`] with one message that is no removal.
     fn put(&mut self, messages: &mut MessageList, message: Arc<Message>) {
+        if self.by_id.is_none() && self.searches < LEAST_INDEXED {
+            self.searches += 1;
+            messages.put(&message);
+            return;
+        }
         let id = message.id.as_deref();
         if id.is_some_and(|id| messages.has_left(id)) {
             return;
@@ -39,16 +49,16 @@ impl MessageIndex {
         if id.is_some_and(|id| messages.may_have_compressed(id)) {
             // Rare, and it shifts the indexes of other messages.
             messages.put(&message);
-            self.0 = None;
+            self.by_id = None;
             return;
         }
-        let indexes = self.0.get_or_insert_with(|| indexes_by_id(messages));
+        let indexes = self.by_id.get_or_insert_with(|| indexes_by_id(messages));
         let known = id.and_then(|id| indexes.get(id).copied());
         if let Some(at) = known {
             let earlier = messages.earlier_len();
             messages.replace_recent(at, message);
             if messages.earlier_len() != earlier {
-                self.0 = None;
+                self.by_id = None;
             }
             return;
         }

@@ -65,6 +65,7 @@ pub mod pattern;
 pub mod postgres_url;
 pub mod quota;
 pub mod read_access;
+pub mod recent_texts;
 pub mod remembered;
 pub mod remote_run;
 pub mod ruling;

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -17,6 +18,7 @@ use crate::domain::checkpoint::{self, Lane};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::machine::{Failure, Plan};
+use crate::domain::recent_texts::RecentTexts;
 use crate::domain::run::Run;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::visibility::Visibility;
@@ -92,6 +94,7 @@ pub(super) async fn load(
         slice,
         fields,
         budget,
+        recent: api.db.states().texts(),
     };
     // A filter that matches few of many checkpoints may take long.
     let found = if wanted.slice.is_filtered() {
@@ -150,6 +153,8 @@ pub(super) async fn load(
 
 /// The number of checkpoints that a search reads at once.
 const SEARCH_PAGE: i64 = 500;
+/// The number of checkpoints whose runs are read together.
+const READ_TOGETHER: usize = 16;
 /// The number of checkpoints whose metadata is compared at once.
 const COMPARE_CHUNK: usize = 32;
 
@@ -206,6 +211,8 @@ struct HistoryLoader {
     agent: String,
     fields: HistoryFields,
     budget: usize,
+    /// The texts of messages that clients have read before.
+    recent: Arc<RecentTexts>,
     /// The metadata of runs that were read. Those of a copied thread belong to the original.
     runs: HashMap<RunId, Option<RunMetadata>>,
     /// The newest checkpoint, if only that is to be read.
@@ -260,6 +267,8 @@ struct WantedHistory {
     slice: HistorySlice,
     fields: HistoryFields,
     budget: usize,
+    /// The texts of messages that clients have read before.
+    recent: Arc<RecentTexts>,
 }
 
 impl WantedHistory {
@@ -283,6 +292,7 @@ impl WantedHistory {
             agent,
             fields: self.fields,
             budget: self.budget,
+            recent: self.recent,
             runs: HashMap::new(),
             newest: None,
             newest_run: None,
@@ -432,6 +442,11 @@ impl HistoryLoader {
         let mut bytes = 0;
         let own = ENVELOPE_BYTES + json_bytes(&self.thread.metadata);
         for at in 0..summaries.len() {
+            if at.is_multiple_of(READ_TOGETHER) {
+                let next = summaries[at..].iter().take(READ_TOGETHER);
+                let wanted = next.filter_map(|summary| summary.run).collect();
+                self.read_runs(tx, wanted).await?;
+            }
             bytes += own;
             if let Some(run) = summaries[at].run {
                 bytes += self.run(tx, run).await?.map_or(0, |run_notes| run_notes.bytes);
@@ -442,6 +457,20 @@ impl HistoryLoader {
             }
         }
         Ok(summaries)
+    }
+
+    /// Reads the metadata of those of the runs that are not known. They are read together.
+    async fn read_runs(&mut self, tx: &mut Tx<'_>, mut wanted: HashSet<RunId>) -> DbResult<()> {
+        wanted.retain(|run| !self.runs.contains_key(run));
+        let mut later = Vec::with_capacity(wanted.len());
+        for id in wanted {
+            later.push((id, runs::get_later(tx, id).await?));
+        }
+        for (id, run) in later {
+            let run_notes = run.read(tx).await?.as_ref().map(RunMetadata::of);
+            self.runs.insert(id, run_notes);
+        }
+        Ok(())
     }
 
     /// Reads the requested fields of the checkpoints, newest first. `next` is the step after the newest one, if it is
@@ -461,7 +490,13 @@ impl HistoryLoader {
             .filter_map(|(run, run_notes)| Some((*run, own + run_notes.as_ref()?.bytes)))
             .collect();
         let only = is_search.then(|| summaries.iter().map(|summary| summary.id).collect::<HashSet<_>>());
-        let mut entries = HistoryEntries::new(self.fields.clone(), self.budget, run_notes, only);
+        let mut entries = HistoryEntries::new(
+            self.fields.clone(),
+            self.budget,
+            run_notes,
+            only,
+            Arc::clone(&self.recent),
+        );
         let (Some(newest), Some(oldest)) = (summaries.first(), summaries.last()) else {
             return Ok((vec![], false));
         };

@@ -1,6 +1,8 @@
 //! Limits for large responses: the size of one, and the memory of all.
 
 use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -274,17 +276,22 @@ pub(super) struct Permit {
 impl Permit {
     /// Sends a value as JSON.
     pub(super) fn answer(self, value: &impl Serialize) -> Result<Response, ApiError> {
-        let text = serde_json::to_vec(value).map_err(|error| ApiError::fault(&error))?;
-        Ok(self.send("application/json", text))
+        let mut text = TextPieces::default();
+        serde_json::to_writer(&mut text, value).map_err(|error| ApiError::fault(&error))?;
+        let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+        let bytes = text.bytes();
+        if bytes <= CHUNK {
+            return Ok((kind, text.next().unwrap_or_default()).into_response());
+        }
+        Ok((kind, self.body(bytes, text.map(Ok))).into_response())
     }
 
     /// Sends bytes as they are.
     pub(super) fn bytes(self, bytes: Vec<u8>) -> Response {
-        self.send("application/octet-stream", bytes)
-    }
-
-    fn send(self, kind: &'static str, bytes: Vec<u8>) -> Response {
-        let kind = [(header::CONTENT_TYPE, HeaderValue::from_static(kind))];
+        let kind = [(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/octet-stream"),
+        )];
         if bytes.len() <= CHUNK {
             return (kind, bytes).into_response();
         }
@@ -295,26 +302,32 @@ impl Permit {
 
     /// Sends a list of about `bytes` bytes. Each item is encoded when its turn comes. If an item cannot be encoded, the
     /// connection is aborted: a list that ended there would look complete.
-    pub(super) fn list<I>(self, bytes: usize, items: I) -> Response
+    pub(super) fn list<I, E>(self, bytes: usize, items: I, encode: E) -> Response
     where
-        I: Iterator<Item = serde_json::Result<Vec<u8>>> + Send + 'static,
+        I: Iterator + Send + 'static,
+        E: Fn(I::Item, &mut TextPieces) -> serde_json::Result<()> + Send + 'static,
     {
-        self.stream_list(b"[", b"]", bytes, items)
+        self.stream_list(b"[", b"]", bytes, items, encode)
     }
 
     /// Sends an object whose only field is a list of these items.
     pub(super) fn object(self, field: &str, texts: Texts) -> Response {
         let before = format!("{{{}:[", Value::from(field));
-        self.stream_list(before.as_bytes(), b"]}", texts.bytes, texts.items.into_iter().map(Ok))
+        let items = texts.items.into_iter();
+        self.stream_list(before.as_bytes(), b"]}", texts.bytes, items, append_encoded)
     }
 
-    fn stream_list<I>(self, before: &[u8], after: &'static [u8], bytes: usize, items: I) -> Response
+    fn stream_list<I, E>(self, before: &[u8], after: &'static [u8], bytes: usize, items: I, encode: E) -> Response
     where
-        I: Iterator<Item = serde_json::Result<Vec<u8>>> + Send + 'static,
+        I: Iterator + Send + 'static,
+        E: Fn(I::Item, &mut TextPieces) -> serde_json::Result<()> + Send + 'static,
     {
         let before = before.to_vec();
         let writer = ListWriter {
             items,
+            encode,
+            rest: TextPieces::default(),
+            item_bytes: 0,
             before,
             after,
             is_first: true,
@@ -366,7 +379,8 @@ impl Permit {
     ) -> Result<Response, ApiError> {
         let texts = self.texts(part, to_json)?;
         let headers = page.truncated_headers(total, texts.rows_read, texts.is_cut);
-        Ok((headers, self.list(texts.bytes, texts.items.into_iter().map(Ok))).into_response())
+        let list = self.list(texts.bytes, texts.items.into_iter(), append_encoded);
+        Ok((headers, list).into_response())
     }
 
     /// Encodes as many items as a response may hold, at least one. Items that the client must not see are skipped.
@@ -411,9 +425,83 @@ pub(super) struct Texts {
     pub(super) is_cut: bool,
 }
 
+/// A text in pieces of [`CHUNK`] bytes, of which only the last is shorter. Each is sent, and its memory freed, by itself.
+#[derive(Default)]
+pub(super) struct TextPieces {
+    full: VecDeque<Vec<u8>>,
+    last: Vec<u8>,
+}
+
+impl TextPieces {
+    /// Creates an empty text with room for this many bytes, up to those of a piece.
+    fn with_capacity(bytes: usize) -> Self {
+        Self {
+            full: VecDeque::new(),
+            last: Vec::with_capacity(bytes.min(CHUNK)),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.full.len() * CHUNK + self.last.len()
+    }
+
+    fn append(&mut self, mut text: &[u8]) {
+        loop {
+            let room = CHUNK - self.last.len();
+            let fitting = text.split_at_checked(room).filter(|(_, rest)| !rest.is_empty());
+            let Some((part, rest)) = fitting else {
+                self.last.extend_from_slice(text);
+                return;
+            };
+            self.last.extend_from_slice(part);
+            let full = std::mem::replace(&mut self.last, Vec::with_capacity(CHUNK));
+            self.full.push_back(full);
+            text = rest;
+        }
+    }
+}
+
+/// Takes the pieces, one after the other.
+impl Iterator for TextPieces {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        let piece = self.full.pop_front().unwrap_or_else(|| std::mem::take(&mut self.last));
+        (!piece.is_empty()).then(|| piece.into())
+    }
+}
+
+impl io::Write for TextPieces {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.append(text);
+        Ok(text.len())
+    }
+
+    fn write_all(&mut self, text: &[u8]) -> io::Result<()> {
+        self.append(text);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Appends an item that is encoded already.
+pub(super) fn append_encoded(item: Vec<u8>, text: &mut TextPieces) -> serde_json::Result<()> {
+    text.append(&item);
+    Ok(())
+}
+
 /// A list that is being sent.
-struct ListWriter<I> {
+struct ListWriter<I, E> {
     items: I,
+    /// Appends an item as JSON.
+    encode: E,
+    /// The part of the last item that was not sent.
+    rest: TextPieces,
+    /// The length of the last item, in bytes.
+    item_bytes: usize,
     /// The text before the first item and after the last.
     before: Vec<u8>,
     after: &'static [u8],
@@ -421,38 +509,55 @@ struct ListWriter<I> {
     is_over: bool,
 }
 
-impl<I: Iterator<Item = serde_json::Result<Vec<u8>>>> Iterator for ListWriter<I> {
+impl<I, E> Iterator for ListWriter<I, E>
+where
+    I: Iterator,
+    E: Fn(I::Item, &mut TextPieces) -> serde_json::Result<()>,
+{
     type Item = serde_json::Result<Bytes>;
 
     fn next(&mut self) -> Option<serde_json::Result<Bytes>> {
+        if let Some(piece) = self.rest.next() {
+            return Some(Ok(piece));
+        }
         if self.is_over {
             return None;
         }
-        let mut chunk = std::mem::take(&mut self.before);
-        match self.items.next() {
-            Some(Ok(item)) => {
+        let before = std::mem::take(&mut self.before);
+        let mut text = match self.items.next() {
+            Some(item) => {
+                // Neighbours are about as long as each other.
+                let mut text = TextPieces::with_capacity(self.item_bytes);
+                text.append(&before);
                 if !self.is_first {
-                    chunk.push(b',');
+                    text.append(b",");
                 }
-                chunk.extend(item);
-            }
-            Some(Err(error)) => {
-                self.is_over = true;
-                return Some(Err(error));
+                if let Err(error) = (self.encode)(item, &mut text) {
+                    self.is_over = true;
+                    return Some(Err(error));
+                }
+                self.item_bytes = text.bytes();
+                text
             }
             None => {
                 self.is_over = true;
-                chunk.extend_from_slice(self.after);
+                let mut text = TextPieces::default();
+                text.append(&before);
+                text.append(self.after);
+                text
             }
-        }
+        };
         self.is_first = false;
-        Some(Ok(chunk.into()))
+        let first = text.next();
+        self.rest = text;
+        first.map(Ok)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use axum::body::to_bytes;
+    use futures::StreamExt;
 
     use super::*;
     use crate::http::user_budgets::user;
@@ -461,6 +566,10 @@ mod tests {
 
     fn nobody() -> Identity {
         Identity::unauthenticated()
+    }
+
+    async fn permit_in(budget: &ResponseBudget) -> Permit {
+        budget.permit(&nobody()).await.expect("memory is free")
     }
 
     async fn response_to(caller: &Identity, budget: &ResponseBudget, bytes: usize) -> Response {
@@ -523,6 +632,51 @@ mod tests {
         drop(budget.permit(&nobody()).await.expect("memory is free"));
         assert_eq!(length_of(response).await, Some(LARGEST));
         assert_eq!(budget.memory.available_permits(), 4 * LARGEST / UNIT);
+    }
+
+    #[tokio::test]
+    async fn a_list_of_items_of_any_length_is_sent_in_pieces_of_a_limited_length() {
+        let lengths = [0, 1, CHUNK - 3, CHUNK - 2, CHUNK - 1, CHUNK, 3 * CHUNK + 5, 2];
+        for count in 0..=lengths.len() {
+            let items: Vec<String> = lengths[..count].iter().map(|length| "x".repeat(*length)).collect();
+            let expected = serde_json::to_vec(&items).expect("JSON");
+            let budget = ResponseBudget::new(LARGEST);
+            let encoded: Vec<Vec<u8>> = items
+                .iter()
+                .map(|item| serde_json::to_vec(item).expect("JSON"))
+                .collect();
+            let list = items.clone().into_iter();
+            let responses = [
+                permit_in(&budget).await.answer(&items).expect("JSON"),
+                permit_in(&budget)
+                    .await
+                    .list(expected.len(), list, |item, text| serde_json::to_writer(text, &item)),
+                permit_in(&budget)
+                    .await
+                    .list(expected.len(), encoded.into_iter(), append_encoded),
+            ];
+            for response in responses {
+                let mut pieces = response.into_body().into_data_stream();
+                let mut sent = vec![];
+                while let Some(piece) = pieces.next().await {
+                    let piece = piece.expect("a piece");
+                    assert!(!piece.is_empty() && piece.len() <= CHUNK, "{} bytes", piece.len());
+                    sent.extend_from_slice(&piece);
+                }
+                assert!(sent == expected, "{count} items");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_with_an_item_that_cannot_be_encoded_is_aborted() {
+        let permit = permit_in(&ResponseBudget::new(LARGEST)).await;
+        let encode = |item: usize, text: &mut TextPieces| match item {
+            2 => Err(serde::ser::Error::custom("not this one")),
+            _ => serde_json::to_writer(text, &item),
+        };
+        let response = permit.list(10, 0..5_usize, encode);
+        assert_eq!(length_of(response).await, None);
     }
 
     #[tokio::test(start_paused = true)]

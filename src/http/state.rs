@@ -302,7 +302,9 @@ async fn respond_with_history(
     let permit = api.answer_permit().await?;
     let page = load(api, target, slice, select.fields(), api.answers.bytes()).await?;
     let cursor = page.cursor;
-    let mut response = permit.list(page.bytes, page.map(move |view| serde_json::to_vec(&select.pick(view))));
+    let mut response = permit.list(page.bytes, page, move |view, text| {
+        serde_json::to_writer(text, &select.pick(view))
+    });
     if let Some(next) = cursor.and_then(|next| HeaderValue::try_from(next.to_string()).ok()) {
         response.headers_mut().insert("x-pagination-next", next);
     }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, Page, Params, Select, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader, Raw};
+use super::response_budget::append_encoded;
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlRequest, TtlView};
 use super::wire::thread::{
@@ -277,7 +278,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
         (true, Ok(limit)) => Page { limit, ..page }.headers(total),
         (_, _) => page.headers(total),
     };
-    Ok((headers, permit.list(bytes, items.into_iter().map(Ok))).into_response())
+    Ok((headers, permit.list(bytes, items.into_iter(), append_encoded)).into_response())
 }
 
 /// Counts the threads that match a search.

@@ -37,6 +37,7 @@ mod content;
 mod embedding;
 mod errors;
 mod file_names;
+mod known_requests;
 mod lean_wire;
 mod listing;
 mod markers;

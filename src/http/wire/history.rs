@@ -1,6 +1,7 @@
 //! Builds a page of a history. Checkpoints are added oldest first, and the newest that fit are kept.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -9,6 +10,7 @@ use crate::db::checkpoints::{CheckpointSummary, Visit};
 use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry};
 use crate::domain::id::{CheckpointId, RunId, StepBase, TaskId};
 use crate::domain::machine::{Position, TOOLS};
+use crate::domain::recent_texts::RecentTexts;
 use crate::domain::state::{State, Update};
 
 /// The approximate size of a checkpoint besides its content: ids, times, names.
@@ -107,16 +109,17 @@ pub struct HistoryEntries {
 }
 
 impl HistoryEntries {
-    /// Creates an empty page of at most `budget` bytes.
+    /// Creates an empty page of at most `budget` bytes. The texts of messages in `recent` are known.
     pub fn new(
         fields: HistoryFields,
         budget: usize,
         metadata_bytes: HashMap<RunId, usize>,
         only: Option<HashSet<CheckpointId>>,
+        recent: Arc<RecentTexts>,
     ) -> Self {
         Self {
             metadata_bytes,
-            writer: ValuesWriter::new(fields.keys.clone()),
+            writer: ValuesWriter::new(fields.keys.clone(), recent),
             fields,
             budget,
             bytes: 0,

@@ -13,6 +13,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::Message;
 use crate::domain::message_list::{CompressedMessages, MessageList};
+use crate::domain::recent_texts::RecentTexts;
 use crate::domain::state::{File, State};
 
 /// The values of one state.
@@ -34,16 +35,19 @@ enum Part {
 struct Text(Arc<RawValue>);
 
 impl Text {
-    /// Encodes a value. Messages, files and fields are JSON, so the fallback to null is never used.
+    /// Encodes a value.
     fn of(value: &impl Serialize) -> Self {
-        Self(Arc::from(
-            to_raw_value(value).unwrap_or_else(|_| RawValue::NULL.to_owned()),
-        ))
+        Self(encode(value).into())
     }
 
     fn bytes(&self) -> usize {
         self.0.get().len() + 1
     }
+}
+
+/// Encodes a value. Messages, files and fields are JSON, so the fallback to null is never used.
+fn encode(value: &impl Serialize) -> Box<RawValue> {
+    to_raw_value(value).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
 impl Serialize for Text {
@@ -107,6 +111,8 @@ impl Values {
 pub struct ValuesWriter {
     /// The fields to encode; all when empty.
     keys: Vec<String>,
+    /// The texts of messages that clients have read before.
+    recent: Arc<RecentTexts>,
     earlier_messages: Vec<(Arc<CompressedMessages>, Vec<Text>)>,
     messages: Vec<(Arc<Message>, Text)>,
     files: BTreeMap<String, (Arc<File>, Arc<str>, Text)>,
@@ -114,10 +120,11 @@ pub struct ValuesWriter {
 }
 
 impl ValuesWriter {
-    /// Creates a writer for these fields; for all if there are none.
-    pub fn new(keys: Vec<String>) -> Self {
+    /// Creates a writer for these fields; for all if there are none. The texts of messages in `recent` are known.
+    pub fn new(keys: Vec<String>, recent: Arc<RecentTexts>) -> Self {
         Self {
             keys,
+            recent,
             ..Self::default()
         }
     }
@@ -155,7 +162,24 @@ impl ValuesWriter {
 
     fn messages(&mut self, messages: &MessageList) -> Vec<Text> {
         self.write_earlier(messages.earlier());
-        let messages = messages.recent();
+        match self.messages.is_empty() {
+            true => self.write_first(messages.recent()),
+            false => self.write_next(messages.recent()),
+        }
+        let earlier = self.earlier_messages.iter().flat_map(|(_, texts)| texts);
+        let recent = self.messages.iter().map(|(_, text)| text);
+        earlier.chain(recent).cloned().collect()
+    }
+
+    /// Encodes the messages of a first state, most of which clients may have read before.
+    fn write_first(&mut self, messages: &[Arc<Message>]) {
+        let texts = self.recent.of(messages, |at| Some(encode(messages.get(at)?.as_ref())));
+        let texts = texts.unwrap_or_default().into_iter().map(Text);
+        self.messages = messages.iter().cloned().zip(texts).collect();
+    }
+
+    /// Encodes the messages of a state that differ from those of the state before.
+    fn write_next(&mut self, messages: &[Arc<Message>]) {
         let mut before = std::mem::take(&mut self.messages);
         let same = before
             .iter()
@@ -172,9 +196,6 @@ impl ValuesWriter {
             before.push((Arc::clone(message), text));
         }
         self.messages = before;
-        let earlier = self.earlier_messages.iter().flat_map(|(_, texts)| texts);
-        let recent = self.messages.iter().map(|(_, text)| text);
-        earlier.chain(recent).cloned().collect()
     }
 
     fn write_earlier(&mut self, parts: &[Arc<CompressedMessages>]) {
@@ -340,11 +361,33 @@ mod tests {
     }
 
     #[test]
+    fn a_state_that_was_read_before_is_written_as_at_first() {
+        let recent: Arc<RecentTexts> = Arc::default();
+        let said = |id: usize, text: &str| Message::human(text).with_id(format!("m{id}"));
+        let mut state = State::default();
+        for update in [
+            Update::messages([said(0, "one"), said(1, "two")]),
+            Update::messages([said(2, "three")]),
+            Update::messages([said(0, "ONE")]),
+        ] {
+            state.apply(&update);
+            for _ in 0..2 {
+                let mut writer = ValuesWriter::new(vec![], Arc::clone(&recent));
+                let shown = super::super::json(&writer.write(&state));
+                assert_eq!(shown, super::super::json(&state), "after {update:?}");
+                let mut later = state.clone();
+                let shown = step(&mut later, &mut writer, &Update::messages([said(3, "four")]));
+                assert_eq!(shown, super::super::json(&later));
+            }
+        }
+    }
+
+    #[test]
     fn only_the_selected_fields_are_encoded() {
         let mut state = State::default();
         state.apply(&Update::messages([Message::human("x")]));
         state.apply(&Update::field("todos", json!([1])));
-        let mut writer = ValuesWriter::new(vec!["todos".to_owned()]);
+        let mut writer = ValuesWriter::new(vec!["todos".to_owned()], Arc::default());
         assert_eq!(super::super::json(&writer.write(&state)), json!({"todos": [1]}));
     }
 }

@@ -19,10 +19,12 @@ use tokio::time::Instant;
 use super::caching::{CacheHint, Caching};
 use super::chat_body::{EncodedTools, OmittedParts};
 use super::file_names::FileNames;
+use super::known_requests::{KnownRequests, RequestEncoding, RequestWire};
 use super::separators::Separator;
 use super::transport::{AdjustedTransport, CallIds};
 use super::{Protocol, caching, content, errors, plain_chat, reply, request};
 use crate::domain::message::Message;
+use crate::domain::recent_texts::RecentTexts;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::SilenceTimer;
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest, ToolChoice};
@@ -40,6 +42,8 @@ pub(super) struct Adapter<W> {
     key: Option<SecretString>,
     caching: Caching,
     tools: EncodedTools,
+    known: Arc<KnownRequests>,
+    recent: RecentTexts,
     /// True if conversations are encoded by [`plain_chat`] where it can.
     has_plain_chat: bool,
 }
@@ -64,6 +68,8 @@ impl<W> Adapter<W> {
             key,
             caching: Caching::default(),
             tools: EncodedTools::default(),
+            known: Arc::default(),
+            recent: RecentTexts::default(),
             has_plain_chat: false,
         }
     }
@@ -101,28 +107,34 @@ where
         }
         let cache = self.caching.hint();
         let conversation = caching::conversation_key(&request, cache);
-        if let Some(key) = conversation.as_ref().filter(|_| cache == CacheHint::Key) {
-            request
-                .settings
-                .entry(caching::KEY)
-                .or_insert_with(|| key.as_str().into());
-        }
+        let is_keyed = cache == CacheHint::Key && !request.settings.contains_key(caching::KEY);
+        let key = conversation.clone().filter(|_| is_keyed);
         let blocks = match cache {
             CacheHint::Markers => request.system.blocks(),
             CacheHint::Nothing | CacheHint::Key | CacheHint::KeyInHeader => vec![],
         };
         let messages = match self.has_plain_chat {
-            true => plain_chat::encode(&request),
+            true => plain_chat::encode(&request, &self.recent),
             false => None,
         };
-        if messages.is_some() {
+        let is_plain = messages.is_some();
+        if is_plain {
             request.messages = vec![Arc::new(Message::human(request::STAND_IN))];
+        } else if let Some(key) = &key {
+            request.settings.insert(caching::KEY.to_owned(), key.as_str().into());
         }
+        let encoding = match is_plain {
+            true => self.known.encoding(&request),
+            false => RequestEncoding::Whole,
+        };
         let separator = Separator::new(self.kind, &request.messages);
         let built = request::build(&request, self.kind, separator.as_ref())
             .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
         let omitted = match self.kind {
-            Protocol::OpenAi | Protocol::Ollama => Some(OmittedParts::of(&request, &self.tools, messages)?),
+            Protocol::OpenAi | Protocol::Ollama => {
+                let omitted = OmittedParts::of(&request, &self.tools, messages)?;
+                Some(omitted.with_cache_key(key.filter(|_| is_plain)))
+            }
             Protocol::OpenAiResponses | Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => None,
         };
         let ids = CallIds::default();
@@ -132,6 +144,7 @@ where
             ids: ids.clone(),
             file_names: FileNames::of(&built, self.kind),
             omitted,
+            known: encoding.known(),
             blocks: blocks.into(),
             separator,
             cache,
@@ -139,12 +152,14 @@ where
             trace: request.trace.clone(),
         };
         // An error here means that nothing was sent.
-        let streamed = driver::Model::new(self.wire.clone(), transport)
-            .stream(built)
-            .map_err(|error| {
-                self.unsupported(&request.messages)
-                    .unwrap_or_else(|| errors::map(&error, false, self.key.as_ref()))
-            })?;
+        let wire = RequestWire {
+            wire: self.wire.clone(),
+            encoding,
+        };
+        let streamed = driver::Model::new(wire, transport).stream(built).map_err(|error| {
+            self.unsupported(&request.messages)
+                .unwrap_or_else(|| errors::map(&error, false, self.key.as_ref()))
+        })?;
         let reading = ReplyStream {
             streamed: Some(streamed),
             pieces: EventBuilder {

@@ -24,6 +24,9 @@ use crate::model::{ModelError, ModelRequest, ToolSpec};
 /// The maximum number of lists of tools that are kept for one model.
 const MAX_LISTS: usize = 8;
 
+/// The length of a body without its messages, tools and other fields, with the key of a conversation.
+const ENVELOPE_BYTES: usize = 96;
+
 /// The beginning of a message of the system, as rig-core encodes it.
 const SYSTEM: &str = r#"{"role":"system","#;
 
@@ -36,6 +39,8 @@ pub(super) struct OmittedParts {
     tools: Option<Arc<RawValue>>,
     /// The encoded conversation, if rig-core got another one.
     conversation: Option<EncodedMessages>,
+    /// The key of the conversation for the cache of the provider, if rig-core did not get it.
+    cache_key: Option<String>,
 }
 
 impl OmittedParts {
@@ -53,7 +58,13 @@ impl OmittedParts {
             instructions: (!request.system.is_blank()).then(|| request.system.text().into()),
             tools: has_tools.then(|| known.of(&request.tools)).transpose()?,
             conversation,
+            cache_key: None,
         })
+    }
+
+    /// Returns the parts with a key of the conversation, which is set in the request, too.
+    pub(super) fn with_cache_key(self, cache_key: Option<String>) -> Self {
+        Self { cache_key, ..self }
     }
 
     /// Sets the parts in an encoded request, and sends the other messages of the system as texts. Returns false if that is
@@ -69,21 +80,43 @@ impl OmittedParts {
         true
     }
 
+    /// Sets the body of a request of which rig-core has encoded no messages and no tools, and whose other fields are `fields`.
+    /// Returns false if the conversation is not among the parts.
+    pub(super) fn set_with(&self, request: &mut http::Request<Body>, fields: &BTreeMap<String, Box<RawValue>>) -> bool {
+        let Some(conversation) = &self.conversation else {
+            return false;
+        };
+        let others = fields.iter().map(|(name, value)| name.len() + value.get().len() + 4);
+        let messages = self.own_messages(conversation);
+        let Some(whole) = self.write(messages, self.tools.as_deref(), fields, others.sum()) else {
+            return false;
+        };
+        *request.body_mut() = Body::Bytes(whole);
+        true
+    }
+
     /// Returns the whole body; none if it is no request with messages. Only messages of the system are parsed.
     fn complete(&self, body: &[u8]) -> Option<Vec<u8>> {
         let mut fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
         let messages = self.messages(fields.remove("messages")?)?;
-        let others = fields.remove("tools");
-        let tools = self.tools.as_deref().or(others);
-        let instructions = self.instructions.as_ref().map_or(0, |text| text.len());
-        let conversation = self.conversation.iter().flat_map(|messages| messages.iter());
-        let conversation: usize = conversation.map(|message| message.get().len() + 1).sum();
-        // Most texts have few characters that need an escape.
-        let size = body.len() + instructions + instructions / 16 + conversation;
+        let tools = fields.remove("tools");
+        self.write(messages, self.tools.as_deref().or(tools), &fields, body.len())
+    }
+
+    /// Returns the body with these messages, tools and other fields, which have about `others` bytes.
+    fn write<V: Serialize>(
+        &self,
+        messages: Vec<SentMessage<'_>>,
+        tools: Option<&RawValue>,
+        fields: &BTreeMap<String, V>,
+        others: usize,
+    ) -> Option<Vec<u8>> {
+        let size = messages.iter().map(SentMessage::bytes).sum::<usize>() + others + ENVELOPE_BYTES;
         let mut whole = Vec::with_capacity(size + tools.map_or(0, |tools| tools.get().len()));
         let sent = SentBody {
             messages,
             tools,
+            cache_key: self.cache_key.as_deref(),
             fields,
         };
         serde_json::to_writer(&mut whole, &sent).ok()?;
@@ -92,12 +125,10 @@ impl OmittedParts {
 
     /// Returns the messages to send; none if those of rig-core are no messages.
     fn messages<'a>(&'a self, encoded: &'a RawValue) -> Option<Vec<SentMessage<'a>>> {
-        let instructions = self.instructions.as_deref();
-        let instructions = instructions.map(|text| SentMessage::system(text.into()));
         if let Some(conversation) = &self.conversation {
-            let conversation = conversation.iter().map(|message| SentMessage::Encoded(message));
-            return Some(instructions.into_iter().chain(conversation).collect());
+            return Some(self.own_messages(conversation));
         }
+        let instructions = self.own_instructions();
         let messages: Vec<&RawValue> = serde_json::from_str(encoded.get()).ok()?;
         let mut messages: Vec<SentMessage<'_>> = messages.into_iter().map(SentMessage::of).collect();
         if let (Some(instructions), Some(first)) = (instructions, messages.first_mut()) {
@@ -105,17 +136,33 @@ impl OmittedParts {
         }
         Some(messages)
     }
+
+    /// Returns the instructions and the messages of an encoded conversation.
+    fn own_messages<'a>(&'a self, conversation: &'a [Arc<RawValue>]) -> Vec<SentMessage<'a>> {
+        let conversation = conversation.iter().map(|message| SentMessage::Encoded(message));
+        self.own_instructions().into_iter().chain(conversation).collect()
+    }
+
+    /// Returns the message with the instructions, unless there are none.
+    fn own_instructions(&self) -> Option<SentMessage<'_>> {
+        self.instructions
+            .as_deref()
+            .map(|text| SentMessage::system(text.into()))
+    }
 }
 
 /// A request.
 #[derive(Serialize)]
-struct SentBody<'a> {
+struct SentBody<'a, V> {
     messages: Vec<SentMessage<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tools: Option<&'a RawValue>,
+    /// Under the name [`super::caching::KEY`].
+    #[serde(rename = "prompt_cache_key", skip_serializing_if = "Option::is_none")]
+    cache_key: Option<&'a str>,
     /// The other fields.
     #[serde(flatten)]
-    fields: BTreeMap<String, &'a RawValue>,
+    fields: &'a BTreeMap<String, V>,
 }
 
 /// A message of a request.
@@ -137,6 +184,14 @@ impl<'a> SentMessage<'a> {
         Self::System {
             role: "system",
             content,
+        }
+    }
+
+    /// Returns about how long the message is as JSON. Most texts have few characters that need an escape.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Encoded(message) => message.get().len() + 1,
+            Self::System { content, .. } => content.len() + content.len() / 16 + SYSTEM.len() + 16,
         }
     }
 }
@@ -292,13 +347,13 @@ mod tests {
     #[test]
     fn an_encoded_conversation_takes_the_place_of_the_other_one() {
         let user = json!({"role": "user", "content": "a \"b\"\n"});
-        let conversation: EncodedMessages = [to_raw_value(&user).expect("JSON")].into();
+        let conversation: EncodedMessages = vec![to_raw_value(&user).expect("JSON").into()];
         let instructed = json!({"role": "system", "content": [{"type": "text", "text": STAND_IN}]});
         let stand_in = json!({"role": "user", "content": STAND_IN});
         for (system, others) in [("be brief", vec![instructed]), ("", vec![])] {
             let messages: Vec<Value> = others.into_iter().chain([stand_in.clone()]).collect();
             let body = json!({"model": "m", "messages": messages}).to_string();
-            let conversation = Some(Arc::clone(&conversation));
+            let conversation = Some(conversation.clone());
             let omitted = OmittedParts::of(&asking(system, &[]), &EncodedTools::default(), conversation);
             let whole = omitted.expect("parts").complete(body.as_bytes()).expect("a body");
             let whole: Value = serde_json::from_slice(&whole).expect("JSON");

@@ -8,7 +8,9 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::LazyLock;
 
+use memchr::memmem::Finder;
 use rig_core::completion::CompletionRequest;
 use rig_core::error::{EncodeError, ProviderError};
 use rig_core::operation::{CallFragment, Completion};
@@ -199,6 +201,9 @@ impl<D> ChunkDecoder<D> {
                 id: None,
                 model: None,
             }));
+        }
+        if !may_have_piece(&frame) {
+            return Err(frame);
         }
         let chunk = serde_json::from_str::<PieceChunk<'_>>(&frame).ok();
         let is_piece = |chunk: &PieceChunk<'_>| chunk.object.is_none_or(|object| object == CHUNK);
@@ -450,6 +455,27 @@ struct FunctionPiece<'a> {
     arguments: Cow<'a, str>,
 }
 
+/// The key of a piece of text.
+static CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""content""#));
+/// The key of a piece of arguments.
+static ARGUMENTS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""arguments""#));
+/// The key of the name of a call, which only the first piece of its arguments has beside it.
+static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""name""#));
+/// The keys that state the kind of a frame.
+static KINDS: LazyLock<[Finder<'static>; 2]> = LazyLock::new(|| [r#""object""#, r#""choices""#].map(Finder::new));
+/// The key of an error.
+static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""error""#));
+
+/// Returns whether a frame may be a chunk with a piece and nothing else. The others need not be parsed to find that out: the
+/// beginning of a call, the reason for the end and the usage.
+fn may_have_piece(frame: &str) -> bool {
+    has_key(frame, &CONTENT) || has_key(frame, &ARGUMENTS) && !has_key(frame, &NAME)
+}
+
+fn has_key(frame: &str, key: &Finder<'_>) -> bool {
+    key.find(frame.as_bytes()).is_some()
+}
+
 /// Returns the index of the call that a chunk opens, if further pieces of its arguments are appended to those in the chunk.
 fn opened_call(chunk: &Value) -> Option<usize> {
     let choice = only_item(chunk.get("choices")?)?;
@@ -511,8 +537,8 @@ fn only_item(list: &Value) -> Option<&Value> {
 /// Returns a frame that is certainly a chunk of an answer: the frame has no error, and the keys that state its kind
 /// occur once.
 fn read_chunk(frame: &str) -> Option<Value> {
-    let occurs_once = |key: &str| frame.matches(key).take(2).count() == 1;
-    if !occurs_once(r#""object""#) || !occurs_once(r#""choices""#) || frame.contains(r#""error""#) {
+    let occurs_once = |key: &Finder<'_>| key.find_iter(frame.as_bytes()).take(2).count() == 1;
+    if !KINDS.iter().all(occurs_once) || has_key(frame, &ERROR) {
         return None;
     }
     let chunk: Value = serde_json::from_str(frame).ok()?;
@@ -583,6 +609,33 @@ mod tests {
         match decoder.read_piece::<()>(frame.to_owned())? {
             ReadFrame::Text(piece) => Ok(piece),
             ReadFrame::Arguments(_) | ReadFrame::Other(()) => panic!("{frame} is no piece of text"),
+        }
+    }
+
+    #[test]
+    fn the_frames_of_an_answer_that_cannot_be_pieces_are_known_by_their_keys() {
+        let frame = |choice: &str| CHUNK.replace(r#"{"index":0,"delta":{"content":"a"}}"#, choice);
+        let calls = |function: &str| {
+            let call = format!(r#"{{"index":0,"function":{{{function}}}}}"#);
+            frame(&format!(r#"{{"index":0,"delta":{{"tool_calls":[{call}]}}}}"#))
+        };
+        let pieces = [
+            CHUNK.to_owned(),
+            calls(r#""arguments":"{\"q\":""#),
+            calls(r#""arguments":"{\"name\":""#),
+        ];
+        for piece in pieces {
+            assert!(may_have_piece(&piece), "{piece}");
+        }
+        let others = [
+            frame(r#"{"index":0,"delta":{},"finish_reason":"stop"}"#),
+            calls(r#""name":"look","arguments":"""#),
+            frame("").replace('}', r#","usage":{"prompt_tokens":1}}"#),
+            "[DONE]".to_owned(),
+        ];
+        for other in others {
+            assert!(!may_have_piece(&other), "{other}");
+            assert_eq!(read_chunk(&other).is_some(), other != "[DONE]", "{other}");
         }
     }
 

@@ -98,6 +98,7 @@ where
         ids: CallIds::default(),
         file_names: FileNames::default(),
         omitted: None,
+        known: None,
         blocks: [].into(),
         separator: None,
         cache: CacheHint::Nothing,

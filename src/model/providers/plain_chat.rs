@@ -4,22 +4,25 @@
 //! and builds JSON values. That took 25,000 instructions for each message, and an agent sends its conversation with each step. So
 //! a conversation that rig-core would send as it is is encoded here, and rig-core gets one message in its place, see
 //! [`super::chat_body`]. All other conversations, and those with models that need a form of their own, are left to rig-core.
+//! What was encoded for a step is [kept](RecentTexts) for the next one, which sends a few messages more.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use rig_core::providers::openai::wire::Chat;
 use rig_core::wire::{Body, Mode, Wire};
-use serde::Serialize;
+use serde::ser::Error as _;
+use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
 use super::{Protocol, native, request};
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::recent_texts::RecentTexts;
 use crate::model::{ModelRequest, ToolSpec};
 
 /// The encoded messages of a conversation.
-pub(super) type EncodedMessages = Arc<[Box<RawValue>]>;
+pub(super) type EncodedMessages = Vec<Arc<RawValue>>;
 
 /// The longest id of a call that is sent as it is, in bytes.
 const MAX_ID_BYTES: usize = 40;
@@ -54,13 +57,20 @@ struct ChatCall<'a> {
 #[derive(Serialize)]
 struct ChatFunction<'a> {
     name: &'a str,
-    arguments: String,
+    #[serde(serialize_with = "as_text")]
+    arguments: &'a Map<String, Value>,
 }
 
-/// Returns the encoded messages of a request, if rig-core would send each of them as it is.
-pub(super) fn encode(request: &ModelRequest) -> Option<EncodedMessages> {
+/// Serialises the arguments of a call as a text.
+fn as_text<S: Serializer>(arguments: &&Map<String, Value>, serializer: S) -> Result<S::Ok, S::Error> {
+    let text = serde_json::to_string(arguments).map_err(S::Error::custom)?;
+    serializer.serialize_str(&text)
+}
+
+/// Returns the encoded messages of a request, if rig-core would send each of them as it is. Those in `recent` are known.
+pub(super) fn encode(request: &ModelRequest, recent: &RecentTexts) -> Option<EncodedMessages> {
     let messages = messages_of(request)?;
-    messages.iter().map(|message| to_raw_value(message).ok()).collect()
+    recent.of(&request.messages, |at| to_raw_value(messages.get(at)?).ok())
 }
 
 /// Returns whether rig-core sends conversations to this model in the form in which they are encoded here.
@@ -177,7 +187,7 @@ impl<'a> Reader<'a> {
             id,
             function: ChatFunction {
                 name: &call.name,
-                arguments: serde_json::to_string(&call.args).ok()?,
+                arguments: &call.args,
             },
         })
     }
@@ -199,6 +209,10 @@ mod tests {
 
     fn call(id: &str) -> ToolCall {
         ToolCall::new(id, "look", Map::new())
+    }
+
+    fn encoded(request: &ModelRequest) -> Option<EncodedMessages> {
+        encode(request, &RecentTexts::default())
     }
 
     fn asking(messages: Vec<Message>) -> ModelRequest {
@@ -234,7 +248,7 @@ mod tests {
         ];
         for conversation in conversations {
             let request = asking(conversation);
-            assert!(encode(&request).is_some(), "{:?}", request.messages);
+            assert!(encoded(&request).is_some(), "{:?}", request.messages);
         }
     }
 
@@ -281,11 +295,11 @@ mod tests {
         ];
         for conversation in conversations {
             let request = asking(conversation);
-            assert!(encode(&request).is_none(), "{:?}", request.messages);
+            assert!(encoded(&request).is_none(), "{:?}", request.messages);
         }
         let mut without_tools = asking(vec![hello(), Message::calling([call("a")]), found("a")]);
         without_tools.tools.clear();
-        assert!(encode(&without_tools).is_none());
+        assert!(encoded(&without_tools).is_none());
     }
 
     /// Returns the message of a model with a text and calls.
@@ -400,7 +414,7 @@ mod tests {
 
     /// Compares both ways to send a request, if its conversation is plain. Returns whether it is.
     fn compare(request: &ModelRequest) -> bool {
-        let Some(conversation) = encode(request) else {
+        let Some(conversation) = encoded(request) else {
             return false;
         };
         let sent = body_of(request, Some(conversation));

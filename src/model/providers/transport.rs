@@ -18,6 +18,7 @@ use serde_json::Value;
 use super::caching::CacheHint;
 use super::chat_body::OmittedParts;
 use super::file_names::FileNames;
+use super::known_requests::KnownRequest;
 use super::separators::Separator;
 use super::{Protocol, caching, chat_markers, markers};
 use crate::definition::PromptBlock;
@@ -56,6 +57,8 @@ pub(super) struct AdjustedTransport {
     pub(super) file_names: FileNames,
     /// The parts of the request that rig-core did not get.
     pub(super) omitted: Option<OmittedParts>,
+    /// The earlier request as which the request is encoded, if there is one.
+    pub(super) known: Option<Arc<KnownRequest>>,
     /// The blocks of the instructions, if markers are set for the cache of the provider.
     pub(super) blocks: Arc<[PromptBlock]>,
     /// The separator between messages of the user.
@@ -86,11 +89,12 @@ where
             separator.remove(&mut payload.request);
         }
         self.file_names.set(&mut payload.request);
-        if self
-            .omitted
-            .as_ref()
-            .is_some_and(|omitted| !omitted.set(&mut payload.request))
-        {
+        let is_whole = match (&self.omitted, &self.known) {
+            (Some(omitted), Some(known)) => omitted.set_with(&mut payload.request, known.fields()),
+            (Some(omitted), None) => omitted.set(&mut payload.request),
+            (None, _) => true,
+        };
+        if !is_whole {
             return Opening::failed(ProviderError::request("the request has no list of messages"));
         }
         if self.kind == Protocol::OpenAi && has_markers {
