@@ -55,6 +55,7 @@ impl RunContext {
 
     pub(super) fn holder(&self) -> db::runs::LeaseHolder {
         db::runs::LeaseHolder {
+            thread: self.run.thread,
             run: self.run.id,
             worker: self.core.id,
             fence: self.fence,

@@ -372,11 +372,12 @@ async fn a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending(db: Db
 
 /// Stores a run that a worker has claimed.
 pub(super) async fn claimed_run(db: &Db, run: Run, now: i64) -> LeaseHolder {
+    let thread = run.thread;
     let id = run.id;
     let worker = WorkerId::mint();
     write!(db, |tx| runs::insert(tx, &run, None));
     let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(now))).expect("a claim");
-    holder(id, worker, claim.fence)
+    holder(thread, id, worker, claim.fence)
 }
 
 /// Stores a run that began with entry `seq` of the log and has ended.
@@ -637,7 +638,7 @@ async fn due_and_running_runs_are_counted(db: Db) {
     };
     write!(db, |tx| runs::end_fenced(
         tx,
-        holder(a, worker, fence),
+        holder(one, a, worker, fence),
         end_with(RunStatus::Success, None),
         begun
     ));
@@ -652,12 +653,18 @@ async fn due_and_running_runs_are_counted(db: Db) {
     );
 }
 
-fn holder(run: RunId, worker: WorkerId, fence: i64) -> LeaseHolder {
-    LeaseHolder { run, worker, fence }
+fn holder(thread: ThreadId, run: RunId, worker: WorkerId, fence: i64) -> LeaseHolder {
+    LeaseHolder {
+        thread,
+        run,
+        worker,
+        fence,
+    }
 }
 
 async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
-    let run = run_at(stored_thread(&db).await, 1);
+    let thread = stored_thread(&db).await;
+    let run = run_at(thread, 1);
     let id = run.id;
     let old = WorkerId::mint();
     let new = WorkerId::mint();
@@ -666,7 +673,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let fence = claim.fence;
     assert!(write!(db, |tx| runs::check_fence(
         tx,
-        holder(id, old, fence),
+        holder(thread, id, old, fence),
         Timestamp(3)
     )));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
@@ -674,17 +681,17 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(newer > fence);
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
-        holder(id, old, fence),
+        holder(thread, id, old, fence),
         Timestamp(5)
     )));
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
-        holder(id, old, newer),
+        holder(thread, id, old, newer),
         Timestamp(5)
     )));
     assert!(write!(db, |tx| runs::check_fence(
         tx,
-        holder(id, new, newer),
+        holder(thread, id, new, newer),
         Timestamp(5)
     )));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
@@ -692,7 +699,13 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let ends = db.write(move |tx| {
         Box::pin(async move {
             let end = end_with(status, error.as_ref());
-            runs::end_fenced(tx, holder(id, old, fence), end, runs::RunRowUpdate::at(Timestamp(6))).await
+            runs::end_fenced(
+                tx,
+                holder(thread, id, old, fence),
+                end,
+                runs::RunRowUpdate::at(Timestamp(6)),
+            )
+            .await
         })
     });
     assert!(matches!(ends.await, Err(DbError::NoRow)));
@@ -701,7 +714,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let (status, error) = failed.clone();
     write!(db, |tx| runs::end_fenced(
         tx,
-        holder(id, new, newer),
+        holder(thread, id, new, newer),
         end_with(status, error.as_ref()),
         runs::RunRowUpdate::at(Timestamp(7))
     ));
@@ -798,7 +811,8 @@ async fn an_orphaned_run_that_cannot_be_read_is_ended_and_counted(db: Db) {
 }
 
 async fn crashes_are_counted_since_the_last_progress(db: Db) {
-    let mut run = run_at(stored_thread(&db).await, 1);
+    let thread = stored_thread(&db).await;
+    let mut run = run_at(thread, 1);
     run.status = RunStatus::Running;
     let id = run.id;
     let mut worker = WorkerId::mint();
@@ -823,7 +837,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
     worker = WorkerId::mint();
     assert_eq!(adopted(worker).await, (5, 3));
     let trace = runs::RunRowUpdate::at(Timestamp(3));
-    write!(db, |tx| runs::store_fenced(tx, holder(id, worker, 5), trace));
+    write!(db, |tx| runs::store_fenced(tx, holder(thread, id, worker, 5), trace));
     worker = WorkerId::mint();
     assert_eq!(
         adopted(worker).await,
@@ -834,7 +848,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
         makes_progress: true,
         ..trace
     };
-    write!(db, |tx| runs::store_fenced(tx, holder(id, worker, 6), trace));
+    write!(db, |tx| runs::store_fenced(tx, holder(thread, id, worker, 6), trace));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }
 

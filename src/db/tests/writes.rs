@@ -328,6 +328,7 @@ async fn a_change_writes_no_index_of_columns_that_keep_their_values() {
         run.status = RunStatus::Running;
         let worker = WorkerId::mint();
         let holder = LeaseHolder {
+            thread: run.thread,
             run: run.id,
             worker,
             fence: 0,
@@ -368,6 +369,7 @@ async fn a_run_that_begins_at_once_enters_one_index_of_runs_at_work_and_none_of_
         run.status = RunStatus::Running;
         let worker = WorkerId::mint();
         let holder = LeaseHolder {
+            thread: run.thread,
             run: run.id,
             worker,
             fence: 0,
