@@ -487,7 +487,7 @@ async fn nothing_is_stored_with_a_thread_whose_id_is_taken(db: Db) {
                 })
             });
             let written: DbResult<()> = written.await;
-            assert_eq!(matches!(written, Err(DbError::NoRow)), is_taken, "{written:?}");
+            assert_eq!(matches!(written, Err(DbError::Conflict(_))), is_taken, "{written:?}");
             assert_eq!(written.is_err(), is_taken, "{written:?}");
             assert_eq!(read!(db, |tx| threads::find(tx, free)).is_none(), is_taken);
             assert_eq!(read!(db, |tx| runs::get_by_id(tx, run)).is_none(), is_taken);
