@@ -190,10 +190,11 @@ pub struct NewCheckpoint<'a> {
     pub at: Timestamp,
 }
 
-/// Stores a checkpoint. Returns its segment.
+/// Stores a checkpoint. Returns its segment. The transaction has locked the thread, at least in the weakest way, or has stored it:
+/// Postgres does not check that it exists, and without the lock the checkpoint could stay behind a thread that is deleted.
 ///
 /// # Errors
-/// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted: by the end of the transaction, see
+/// [`DbError::Conflict`] when its number or id is taken, or its parent was deleted: by the end of the transaction, see
 /// [`Statement::execute_later`](super::engine::Statement::execute_later). On SQLite a number that is taken by a step of
 /// the other kind, main agent or subagent, is not noticed.
 pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {

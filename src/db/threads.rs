@@ -238,6 +238,15 @@ pub async fn lock_all(tx: &mut Tx<'_>, ids: &[ThreadId]) -> DbResult<()> {
     Ok(())
 }
 
+/// Locks a thread in the weakest way, so that it stays until the end of the transaction. Returns whether it exists.
+pub(super) async fn lock_to_add(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
+    const SQLITE: &str = "select thread_id from threads where thread_id = $1";
+    const POSTGRES: &str = concatcp!(SQLITE, " for key share");
+    let sql = tx.either(SQLITE, POSTGRES);
+    let found: Option<(Uuid,)> = tx.statement(sql).bind(id.0).fetch_optional().await?;
+    Ok(found.is_some())
+}
+
 /// Locks a thread that the transaction deletes, if it exists. No row that belongs to the thread can be added meanwhile.
 pub async fn lock_to_delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<()> {
     const SQL: &str = "select thread_id from threads where thread_id = $1 for update";
