@@ -36,6 +36,8 @@ pub(super) struct RunContext {
     pub(super) has_other_workers: bool,
     /// The order of commits.
     pub(super) turns: CommitOrder,
+    /// The commits that are under way, each until its end. They do not wait for each other by this.
+    pub(super) under_way: CommitOrder,
     /// The subagents at work in this process.
     pub(super) children: Arc<Children>,
     /// The waiting subagents whose callers wait for notifications about them.

@@ -20,6 +20,7 @@ on_both_engines! {
     an_answer_whose_server_is_killed_after_its_admission_is_used_once,
     an_answer_whose_admission_is_not_stored_leaves_the_question,
     subagents_that_begin_together_are_listed_in_the_order_of_their_calls,
+    the_results_of_subagents_that_end_at_once_are_stored_with_the_step,
 }
 
 on_postgres! {
@@ -389,6 +390,22 @@ async fn subagents_that_begin_together_are_listed_in_the_order_of_their_calls(se
     let children = run.children().await;
     let listed: Vec<_> = children.iter().map(|child| &child["task_call_id"]).collect();
     assert_eq!(listed, ids);
+}
+
+async fn the_results_of_subagents_that_end_at_once_are_stored_with_the_step(server: TestServer) {
+    // A result that is stored before the others are there is an event of its own.
+    const ALONE: &str = "select count(*) from events";
+    let alice = server.human("agent").await;
+    // A subagent may be late for once, but not each time.
+    for round in 0..10 {
+        let before = server.number_in_database(ALONE).await;
+        let calls = (0..4).map(|number| task(&format!("t{round}{number}"), "researcher", "x"));
+        alice.says(script().calls_all(calls).says("done")).await;
+        if server.number_in_database(ALONE).await == before {
+            return;
+        }
+    }
+    panic!("each time a result was stored alone");
 }
 
 async fn the_subagents_of_one_answer_begin_in_one_transaction_on_postgres(server: TestServer) {
