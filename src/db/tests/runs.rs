@@ -4,19 +4,20 @@ use std::time::Duration;
 use serde_json::Map;
 use sqlx::query;
 
+use super::copies::put;
 use super::interrupts::pending_interrupt;
-use super::{Db, on_both, read, run_at, stored_thread, write};
+use super::{Db, on_both, read, run_at, saying, stored_thread, write};
 use crate::db::engine::on_engine;
 use crate::db::interrupts::InterruptState;
 use crate::db::runs::{ChildRowUpdate, LeaseHolder};
-use crate::db::{DbError, DbResult, interrupts, runs, threads, workers};
+use crate::db::{DbError, DbResult, Tx, checkpoints, interrupts, runs, threads, workers};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, RunQueue};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::identity::{Identity, Tenant, UserId};
 use crate::domain::limits::Usage;
-use crate::domain::machine::Failure;
+use crate::domain::machine::{Failure, Position};
 use crate::domain::run::{Command, Lineage, Run, RunRequest, RunStatus, namespace_text};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -41,6 +42,7 @@ on_both!(
     messages_that_wait_for_answers_are_let_go_and_held,
     a_run_leaves_its_thread_busy_while_another_one_waits,
     due_and_running_runs_are_counted,
+    runs_are_counted_together_with_the_end_of_the_log,
     a_worker_with_an_old_fence_cannot_write,
     orphaned_runs_are_adopted,
     an_orphaned_run_that_cannot_be_read_is_ended_and_counted,
@@ -650,6 +652,41 @@ async fn due_and_running_runs_are_counted(db: Db) {
             running: 0
         },
         "the second run was due earlier, but its thread was not free"
+    );
+}
+
+/// Reads the end of the log of a thread together with the number of its runs, and alone: the highest number, and that of the
+/// newest checkpoint of the main agent.
+async fn ends_of_log(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<(i64, Option<i64>)>> {
+    let counted = runs::count_in_flight_with_log_later(tx, thread).await?;
+    let alone = checkpoints::log_end_later(tx, thread).await?;
+    let (in_flight, together) = counted.count(tx).await?;
+    assert_eq!(in_flight.waiting, 1);
+    assert_eq!(in_flight.at_work, 0);
+    let mut ends = vec![];
+    for end in [together, alone] {
+        let end = end.read(tx).await?;
+        let newest = end.newest?.map(|head| head.seq);
+        ends.push((end.summary.max_seq, newest));
+    }
+    Ok(ends)
+}
+
+async fn runs_are_counted_together_with_the_end_of_the_log(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = run_at(thread, 1);
+    write!(db, |tx| runs::insert(tx, &run, None));
+    assert_eq!(read!(db, |tx| ends_of_log(tx, thread)), [(0, None); 2]);
+    let step = saying("a", None, -1);
+    put(&db, thread, Lane::Main, 1, &step, Position::default()).await;
+    assert_eq!(read!(db, |tx| ends_of_log(tx, thread)), [(1, Some(1)); 2]);
+    let step = saying("b", None, -1);
+    let lane = Lane::Child(RunId::mint());
+    put(&db, thread, lane, 2, &step, Position::default()).await;
+    assert_eq!(
+        read!(db, |tx| ends_of_log(tx, thread)),
+        [(2, Some(1)); 2],
+        "the newest step is one of a subagent"
     );
 }
 
