@@ -27,6 +27,7 @@ on_postgres! {
     a_run_and_its_input_are_one_transaction_on_postgres,
     the_subagents_of_one_answer_begin_in_one_transaction_on_postgres,
     the_end_of_a_run_is_followed_by_no_look_at_an_empty_queue,
+    a_thread_and_what_belongs_to_it_are_read_by_one_message_on_postgres,
 }
 
 async fn the_state_of_a_thread_has_the_input_of_a_run_that_was_accepted(server: TestServer) {
@@ -467,4 +468,22 @@ async fn a_question_and_its_answer_take_six_exchanges_with_the_connection_of_sql
         );
     })
     .await;
+}
+
+async fn a_thread_and_what_belongs_to_it_are_read_by_one_message_on_postgres(server: TestServer) {
+    server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+    let alice = server.human("plain").await;
+    alice.says("hello").await;
+    server.log().clear();
+    alice.record().await;
+    let message = || {
+        let text = server.log().text();
+        let is_read = |line: &&str| line.contains("repeatable read") && line.contains("from threads where thread_id");
+        text.lines().find(is_read).map(str::to_owned)
+    };
+    eventually(async || message().is_some()).await;
+    let message = message().expect("it is in the log");
+    for table in ["background_tasks", "checkpoints", "interrupts"] {
+        assert!(message.contains(&format!("from {table}")), "{table}: {message}");
+    }
 }
