@@ -679,7 +679,7 @@ pub struct LaterLogEnd {
 
 enum LaterLogEndRow {
     Later(LaterRows<LogEndRow>),
-    /// It was read together with other rows.
+    /// Read together with other rows.
     Read(Box<LogEndRow>),
 }
 

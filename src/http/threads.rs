@@ -21,7 +21,7 @@ use super::{Api, JsonResult};
 use crate::db::background::LaterVisibility;
 use crate::db::checkpoints::LaterSummary;
 use crate::db::interrupts::{InterruptRecord, InterruptState, LaterInterrupts};
-use crate::db::{self, DbResult, Engine, Tx, background, checkpoints, retention, thread_search, threads};
+use crate::db::{self, DbResult, Tx, background, checkpoints, retention, thread_search, threads};
 use crate::domain;
 use crate::domain::access::Action;
 use crate::domain::checkpoint::Lane;
@@ -338,13 +338,9 @@ impl ThreadSummary {
         }
     }
 
-    /// Reads what belongs to threads. On Postgres that of several ones is read together. On SQLite the text of so many statements
-    /// would be prepared anew for each number of threads.
+    /// Reads what belongs to threads.
     async fn of_all(tx: &mut Tx<'_>, threads: Vec<Thread>) -> DbResult<Vec<Self>> {
-        let together = match tx.engine() {
-            Engine::Sqlite => 1,
-            Engine::Postgres => 16,
-        };
+        let together = thread_search::read_together(tx);
         let mut found = Vec::with_capacity(threads.len());
         let mut threads = threads.into_iter().peekable();
         while threads.peek().is_some() {
