@@ -184,7 +184,7 @@ impl Threads {
             })
         });
         write.await.map_err(|error| {
-            // That the id is taken is known only at the end of the transaction.
+            // Only the end of the transaction says that the id is taken.
             let is_conflict = matches!(
                 error,
                 CreateThreadError::Write(StateWriteError::Fault(DbError::Conflict(_)))
