@@ -468,6 +468,9 @@ impl Loop<'_> {
             if ready.is_empty() {
                 ready.extend(running.next().now_or_never().flatten());
             }
+            if ready.is_empty() && delegations.is_empty() {
+                self.receive_from_commits(&mut running, &mut ready).await;
+            }
             if !ready.is_empty() && together < MOST_TOGETHER {
                 continue;
             }
@@ -491,6 +494,16 @@ impl Loop<'_> {
             publish_answers(machine, pending, &mut received);
         }
         Ok(outcome)
+    }
+
+    /// Receives the results of the subagents whose commits are under way: most store their ends. A commit before those would have to
+    /// wait for them as well, and after it there would be another one with their results.
+    async fn receive_from_commits(&self, running: &mut Running<'_>, ready: &mut ReadyResults) {
+        if running.is_empty() {
+            return;
+        }
+        wait_while_receiving(running, ready, self.journal.wait_for_commits()).await;
+        ready.extend(running.next().now_or_never().flatten());
     }
 
     /// Continues a parked child run that was cancelled, and stores the position of the caller before the child runs. The end of

@@ -30,6 +30,9 @@ pub trait Journal: Send + Sync {
     /// [`ExitReason::LeaseLost`] if another process has taken the run over; then nothing was stored.
     fn commit<'a>(&'a self, machine: &'a Machine, pending: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>>;
 
+    /// Waits until the commits of the run that are under way have ended, whatever their outcome. They are those of other agents.
+    fn wait_for_commits(&self) -> BoxFuture<'_, ()>;
+
     /// Publishes a piece of an answer that is being streamed. Live subscribers receive it at once; it is not stored.
     fn publish(&self, delta: Delta);
 

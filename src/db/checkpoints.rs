@@ -33,7 +33,7 @@ pub use summary::{
 
 use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::codec::json::ColumnRef;
-use super::engine::{IdColumn, LaterRows, OF_MAIN_AGENTS, OF_SUBAGENTS, corrupt, on_engine};
+use super::engine::{IdColumn, LaterRows, OF_MAIN_AGENTS, OF_SUBAGENTS, Statement, corrupt, on_engine};
 use super::row::from_row;
 use super::{DbError, DbResult, Engine, Tx, questions};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
@@ -190,10 +190,11 @@ pub struct NewCheckpoint<'a> {
     pub at: Timestamp,
 }
 
-/// Stores a checkpoint. Returns its segment.
+/// Stores a checkpoint. Returns its segment. The transaction has locked the thread, at least in the weakest way, or has stored it:
+/// Postgres does not check that it exists, and without the lock the checkpoint could stay behind a thread that is deleted.
 ///
 /// # Errors
-/// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted: by the end of the transaction, see
+/// [`DbError::Conflict`] when its number or id is taken, or its parent was deleted: by the end of the transaction, see
 /// [`Statement::execute_later`](super::engine::Statement::execute_later). On SQLite a number that is taken by a step of
 /// the other kind, main agent or subagent, is not noticed.
 pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
@@ -663,7 +664,8 @@ where
 }
 
 from_row! {
-    struct LogEndRow {
+    /// The end of a log, with the newest checkpoint of the main agent, or on Postgres of any agent.
+    pub(super) struct LogEndRow {
         ..summary: LogSummary,
         ..newest: NewestHead,
     }
@@ -672,7 +674,13 @@ from_row! {
 /// The end of a thread's log that is read later in its transaction.
 pub struct LaterLogEnd {
     thread: ThreadId,
-    rows: LaterRows<LogEndRow>,
+    row: LaterLogEndRow,
+}
+
+enum LaterLogEndRow {
+    Later(LaterRows<LogEndRow>),
+    /// Read together with other rows.
+    Read(Box<LogEndRow>),
 }
 
 /// The end of a thread's log.
@@ -683,36 +691,75 @@ pub struct LogEnd {
     pub newest: DbResult<Option<Head>>,
 }
 
+/// The query for the end of the log of thread `$1` on SQLite, where `$2` is the lane of main agents.
+pub(super) const LOG_END_ON_SQLITE: &str = concatcp!(
+    "select log.max_seq, log.has_decisions, newest.* from (select ",
+    SUMMARY_ON_SQLITE,
+    ") log left join (",
+    SELECT_HEAD,
+    " where thread_id = $1 and lane = $2",
+    NEWEST_FIRST,
+    ") newest on true"
+);
+/// The query for the end of the log of thread `$1` on Postgres. One look finds the newest step of any agent, which nearly always is one
+/// of the main agent.
+pub(super) const LOG_END_ON_POSTGRES: &str = concatcp!(
+    "select greatest(newest.last_seq, ",
+    LAST_EVENT,
+    ", 0) as max_seq, ",
+    HAS_DECISIONS,
+    ", newest.* from (select 1) one left join (select checkpoint_id, lane, seq, segment, step, position, run_id, ",
+    LAST_SEQ,
+    " as last_seq from checkpoints where thread_id = $1",
+    NEWEST_FIRST,
+    ") newest on true"
+);
+
+/// Binds the values of a query for the end of a log.
+pub(super) fn bind_log_end<'t, 'c>(
+    statement: Statement<'t, 'c>,
+    thread: ThreadId,
+    engine: Engine,
+) -> Statement<'t, 'c> {
+    let statement = statement.bind(thread.0);
+    match engine {
+        Engine::Sqlite => statement.bind(IdColumn(Lane::Main)),
+        Engine::Postgres => statement,
+    }
+}
+
 /// Returns the end of the log of a thread, to be read later in the transaction, which must store nothing in the log meanwhile. It
 /// is read together with other rows.
 pub async fn log_end_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterLogEnd> {
-    const SUMMARY: &str = "select log.max_seq, log.has_decisions, newest.* from (select ";
-    const HEAD: &str = concatcp!(
-        ") log left join (",
-        SELECT_HEAD,
-        " where thread_id = $1 and lane = $2",
-        NEWEST_FIRST,
-        ") newest on true"
-    );
-    const SQLITE: &str = concatcp!(SUMMARY, SUMMARY_ON_SQLITE, HEAD);
-    const POSTGRES: &str = concatcp!(SUMMARY, SUMMARY_ON_POSTGRES, HEAD);
-    let sql = tx.either(SQLITE, POSTGRES);
-    let statement = tx.statement(sql).bind(thread.0).bind(IdColumn(Lane::Main));
-    let rows = statement.fetch_later().await?;
-    Ok(LaterLogEnd { thread, rows })
+    let engine = tx.engine();
+    let sql = tx.either(LOG_END_ON_SQLITE, LOG_END_ON_POSTGRES);
+    let rows = bind_log_end(tx.statement(sql), thread, engine).fetch_later().await?;
+    let row = LaterLogEndRow::Later(rows);
+    Ok(LaterLogEnd { thread, row })
 }
 
 impl LaterLogEnd {
+    /// Takes a row that was read together with others.
+    pub(super) fn of_row(thread: ThreadId, row: LogEndRow) -> Self {
+        let row = LaterLogEndRow::Read(Box::new(row));
+        Self { thread, row }
+    }
+
     /// Reads the end of the log. Of an empty log, no checkpoint is read.
     pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<LogEnd> {
-        let Self { thread, rows } = self;
-        let row = rows.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let Self { thread, row } = self;
+        let row = match row {
+            LaterLogEndRow::Later(rows) => rows.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?,
+            LaterLogEndRow::Read(row) => *row,
+        };
         let LogEndRow {
             summary,
             newest: NewestHead(newest),
         } = row;
         let newest = match newest {
-            Some(head) => head.read(tx, thread).await.map(Some),
+            Some(newest) if newest.lane.0 == Lane::Main => newest.read(tx, thread).await.map(Some),
+            // The newest step is one of a subagent.
+            Some(_) => Box::pin(head(tx, thread, Lane::Main)).await,
             None => Ok(None),
         };
         Ok(LogEnd { summary, newest })

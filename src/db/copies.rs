@@ -201,6 +201,9 @@ impl Copy {
 /// [`super::DbError::Conflict`] when the copy was deleted.
 pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update unfinished_copies set touched_at = $2 where thread_id = $1";
+    if !threads::lock_to_add(tx, piece.to).await? {
+        return Err(gone_error(piece.to));
+    }
     on_engine!(tx, |conn| query(SQL)
         .bind(piece.to.0)
         .bind(now.0)
@@ -228,6 +231,11 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
     insert(tx, piece.to, piece.lane, rows).await
 }
 
+/// Returns the error about a copy that was deleted.
+fn gone_error(to: ThreadId) -> DbError {
+    DbError::Conflict(format!("the unfinished copy {to} does not exist"))
+}
+
 /// Finishes a copy: it becomes a normal thread, and what waits goes on in it.
 ///
 /// # Errors
@@ -242,7 +250,7 @@ pub async fn finish(tx: &mut Tx<'_>, copy: Copy, now: Timestamp) -> DbResult<Thr
         ..
     } = copy;
     let config = waiting.is_some().then_some(config);
-    let not_found = || DbError::Conflict(format!("the unfinished copy {to} does not exist"));
+    let not_found = || gone_error(to);
     let finished = on_engine!(tx, |conn| query(SQL)
         .bind(to.0)
         .execute(conn)

@@ -36,6 +36,7 @@ pub use turns::{
 };
 pub use usage::{LaterUsages, set_usage, usage, usages, usages_later, usages_with_background};
 
+use super::checkpoints::{LOG_END_ON_POSTGRES, LOG_END_ON_SQLITE, LaterLogEnd, LogEndRow, bind_log_end};
 use super::codec::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::codec::json::{ColumnRef, encode, log_unreadable, unless_corrupt};
 use super::codec::short_form;
@@ -728,27 +729,74 @@ pub struct LaterInFlight(LaterRows<(i64, i64)>);
 /// Returns the count of [`count_in_flight`], to be made later in the transaction, which must store or change no run of the
 /// thread meanwhile. It is made together with other statements.
 pub async fn count_in_flight_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterInFlight> {
-    // On SQLite each status has an index of its own. On Postgres both are in one by thread, and of a single status it may read all
-    // runs in the index of another order, to find those of the thread.
-    const SQLITE: &str = "select \
-        (select count(*) from runs where thread_id = $1 and depth = 0 and status = 'pending'), \
-        (select count(*) from runs where thread_id = $1 and depth = 0 and status = 'running')";
-    const POSTGRES: &str = "select count(*) filter (where status = 'pending'), count(*) filter (where status = 'running') \
-        from runs where thread_id = $1 and depth = 0 and status in ('pending', 'running')";
-    let sql = tx.either(SQLITE, POSTGRES);
+    let sql = tx.either(COUNT_IN_FLIGHT_ON_SQLITE, COUNT_IN_FLIGHT_ON_POSTGRES);
     let counted = tx.statement(sql).bind(thread.0).fetch_later().await?;
     Ok(LaterInFlight(counted))
 }
+
+/// The query for the numbers of the pending and the running runs on thread `$1`. On SQLite each status has an index of its own.
+const COUNT_IN_FLIGHT_ON_SQLITE: &str = "select \
+    (select count(*) from runs where thread_id = $1 and depth = 0 and status = 'pending') as waiting, \
+    (select count(*) from runs where thread_id = $1 and depth = 0 and status = 'running') as at_work";
+/// The query of [`COUNT_IN_FLIGHT_ON_SQLITE`]. On Postgres both statuses are in one index by thread, and of a single status it may read
+/// all runs in the index of another order, to find those of the thread.
+const COUNT_IN_FLIGHT_ON_POSTGRES: &str = "select count(*) filter (where status = 'pending') as waiting, \
+    count(*) filter (where status = 'running') as at_work \
+    from runs where thread_id = $1 and depth = 0 and status in ('pending', 'running')";
 
 impl LaterInFlight {
     /// Counts the runs, and returns their numbers.
     pub async fn count(self, tx: &mut Tx<'_>) -> DbResult<InFlight> {
         let (waiting, at_work) = self.0.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
+        Ok(InFlight::of_counts(waiting, at_work))
+    }
+}
+
+impl InFlight {
+    fn of_counts(waiting: i64, at_work: i64) -> Self {
         let number = |count: i64| u64::try_from(count).unwrap_or(0);
-        Ok(InFlight {
+        Self {
             waiting: number(waiting),
             at_work: number(at_work),
-        })
+        }
+    }
+}
+
+from_row! {
+    struct InFlightWithLogRow {
+        waiting: i64,
+        at_work: i64,
+        ..log: LogEndRow,
+    }
+}
+
+/// A count of runs, and the end of the log of their thread, which are read later in the transaction by one statement.
+pub struct LaterInFlightWithLog {
+    thread: ThreadId,
+    rows: LaterRows<InFlightWithLogRow>,
+}
+
+/// Returns the count of [`count_in_flight_later`] with the end of the log of
+/// [`log_end_later`](super::checkpoints::log_end_later), on the conditions of both.
+pub async fn count_in_flight_with_log_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterInFlightWithLog> {
+    const COUNTED: &str = "select counted.waiting, counted.at_work, log_end.* from (";
+    const WITH: &str = ") counted cross join (";
+    const END: &str = ") log_end";
+    const SQLITE: &str = concatcp!(COUNTED, COUNT_IN_FLIGHT_ON_SQLITE, WITH, LOG_END_ON_SQLITE, END);
+    const POSTGRES: &str = concatcp!(COUNTED, COUNT_IN_FLIGHT_ON_POSTGRES, WITH, LOG_END_ON_POSTGRES, END);
+    let engine = tx.engine();
+    let sql = tx.either(SQLITE, POSTGRES);
+    let rows = bind_log_end(tx.statement(sql), thread, engine).fetch_later().await?;
+    Ok(LaterInFlightWithLog { thread, rows })
+}
+
+impl LaterInFlightWithLog {
+    /// Counts the runs, and returns their numbers with the end of the log.
+    pub async fn count(self, tx: &mut Tx<'_>) -> DbResult<(InFlight, LaterLogEnd)> {
+        let Self { thread, rows } = self;
+        let row = rows.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let in_flight = InFlight::of_counts(row.waiting, row.at_work);
+        Ok((in_flight, LaterLogEnd::of_row(thread, row.log)))
     }
 }
 

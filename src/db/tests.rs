@@ -265,6 +265,7 @@ async fn end_run(db: &Db, id: RunId, waits: bool) {
     let worker = WorkerId::mint();
     let claim = write!(db, |tx| super::runs::claim(tx, id, worker, Timestamp(2))).expect("a claim");
     let holder = LeaseHolder {
+        thread: claim.run.thread,
         run: id,
         worker,
         fence: claim.fence,

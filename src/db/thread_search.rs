@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::db::access::{ScopedRows, push_owner, push_permitted, push_unforbidden};
 use crate::db::codec::json::unless_corrupt;
-use crate::db::engine::{Contains, on_engine};
+use crate::db::engine::{Contains, Engine, on_engine};
 use crate::db::list_part::ListBuilder;
 use crate::db::states::object_weight;
 use crate::db::threads::{COLUMNS, ThreadRow};
@@ -505,6 +505,15 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadQuery) -> DbResult<ThreadPag
         threads: read_in_batches(tx, wanted, path).await?,
         total,
     })
+}
+
+/// Returns the number of threads of a page of which other rows are read together. On SQLite, the statements for several threads would
+/// be a text that is prepared anew for each number of threads.
+pub fn read_together(tx: &Tx<'_>) -> usize {
+    match tx.engine() {
+        Engine::Sqlite => 1,
+        Engine::Postgres => 16,
+    }
 }
 
 /// Counts the threads that match a search; order, limit and offset are ignored.

@@ -114,30 +114,31 @@ pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
 /// Stores a new thread, in a transaction that stores nothing if the id is taken.
 ///
 /// # Errors
-/// [`super::DbError::NoRow`] when the id is taken: by the end of the transaction, see
-/// [`Statement::change_later`](super::engine::Statement::change_later).
+/// [`super::DbError::Conflict`] when the id is taken: by the end of the transaction, see
+/// [`Statement::execute_later`](super::engine::Statement::execute_later).
 pub async fn insert_later(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<()> {
-    insertion(tx, thread).await?.change_later().await?;
+    insertion(tx, INSERT, thread).await?.execute_later().await?;
     terms::insert(tx, thread.id, &thread.metadata).await
 }
 
 /// Stores a new thread that searches by metadata do not find yet.
 pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
-    let inserted = insertion(tx, thread).await?.execute().await?;
+    const UNLESS_TAKEN: &str = concatcp!(INSERT, " on conflict (thread_id) do nothing");
+    let inserted = insertion(tx, UNLESS_TAKEN, thread).await?.execute().await?;
     Ok(inserted == 1)
 }
 
-/// Returns the statement that stores a new thread, unless the id is taken.
-async fn insertion<'t, 'c>(tx: &'t mut Tx<'c>, thread: &Thread) -> DbResult<Statement<'t, 'c>> {
-    const SQL: &str = "insert into threads \
-        (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, ttl_strategy, \
-        expires_at, tenant, owner) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) \
-        on conflict (thread_id) do nothing";
+const INSERT: &str = "insert into threads \
+    (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, ttl_strategy, \
+    expires_at, tenant, owner) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+
+/// Returns the statement `sql` that stores a new thread.
+async fn insertion<'t, 'c>(tx: &'t mut Tx<'c>, sql: &'static str, thread: &Thread) -> DbResult<Statement<'t, 'c>> {
     let sealer = tx.sealer(thread.ownership.tenant.as_str()).await?;
     let error = encode_error(&sealer, thread.id, thread.error.as_ref())?;
     let config = sealer.json(&cell("config", &thread.id), &thread.config)?;
     Ok(tx
-        .statement(SQL)
+        .statement(sql)
         .bind(thread.id.0)
         .bind(thread.status.word())
         .bind(Json(&thread.metadata))
@@ -235,6 +236,15 @@ pub async fn lock_all(tx: &mut Tx<'_>, ids: &[ThreadId]) -> DbResult<()> {
         sql.build().execute(conn).await.map(drop)
     })?;
     Ok(())
+}
+
+/// Locks a thread in the weakest way, so that it stays until the end of the transaction. Returns whether it exists.
+pub(super) async fn lock_to_add(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
+    const SQLITE: &str = "select thread_id from threads where thread_id = $1";
+    const POSTGRES: &str = concatcp!(SQLITE, " for key share");
+    let sql = tx.either(SQLITE, POSTGRES);
+    let found: Option<(Uuid,)> = tx.statement(sql).bind(id.0).fetch_optional().await?;
+    Ok(found.is_some())
 }
 
 /// Locks a thread that the transaction deletes, if it exists. No row that belongs to the thread can be added meanwhile.

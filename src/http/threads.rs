@@ -19,7 +19,9 @@ use super::wire::thread::{
 };
 use super::wire::{self, Object};
 use super::{Api, JsonResult};
-use crate::db::interrupts::InterruptRecord;
+use crate::db::background::LaterVisibility;
+use crate::db::checkpoints::LaterSummary;
+use crate::db::interrupts::{InterruptRecord, InterruptState, LaterInterrupts};
 use crate::db::{self, DbResult, Tx, background, checkpoints, retention, thread_search, threads};
 use crate::domain;
 use crate::domain::access::Action;
@@ -29,7 +31,7 @@ use crate::domain::idempotency::StoredResponse;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
-use crate::runtime::{AccessError, CreateThreadError, CreatedThread, ResourceRef, open_interrupts};
+use crate::runtime::{AccessError, CreateThreadError, CreatedThread, ResourceRef, open_among};
 
 pub(super) mod stream;
 
@@ -252,11 +254,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
     let read = api.search(move |tx| {
         Box::pin(async move {
             let thread_search::ThreadPage { threads, total } = thread_search::search(tx, &query).await?;
-            let mut found = vec![];
-            for thread in threads {
-                found.push(ThreadSummary::of(tx, thread).await?);
-            }
-            Ok((found, total))
+            Ok((ThreadSummary::of_all(tx, threads).await?, total))
         })
     });
     let (found, total) = read.await?;
@@ -333,24 +331,29 @@ pub(super) struct ThreadSummary {
 impl ThreadSummary {
     /// Reads the thread of this id.
     pub(super) async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Self>> {
-        match threads::find(tx, id).await? {
-            Some(thread) => Self::of(tx, thread).await.map(Some),
+        let thread = threads::find_later(tx, id).await?;
+        let rest = LaterThreadSummary::begin(tx, id).await?;
+        match thread.find(tx).await? {
+            Some(thread) => rest.read(tx, thread).await.map(Some),
             None => Ok(None),
         }
     }
 
-    async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
-        let is_visible = background::visibility(tx, thread.id).await? == Visibility::Full;
-        // A thread whose newest checkpoint cannot be read is shown without its state.
-        let newest = checkpoints::newest_summary(tx, thread.id, Lane::Main).await;
-        let newest = db::unless_corrupt(newest)?.flatten();
-        let head = newest.filter(|_| is_visible).map(|newest| newest.id);
-        let interrupts = open_interrupts(tx, thread.id, newest).await?;
-        Ok(Self {
-            thread,
-            head,
-            interrupts,
-        })
+    /// Reads what belongs to threads.
+    async fn of_all(tx: &mut Tx<'_>, threads: Vec<Thread>) -> DbResult<Vec<Self>> {
+        let together = thread_search::read_together(tx);
+        let mut found = Vec::with_capacity(threads.len());
+        let mut threads = threads.into_iter().peekable();
+        while threads.peek().is_some() {
+            let mut begun = Vec::with_capacity(together);
+            for thread in threads.by_ref().take(together) {
+                begun.push((LaterThreadSummary::begin(tx, thread.id).await?, thread));
+            }
+            for (rest, thread) in begun {
+                found.push(rest.read(tx, thread).await?);
+            }
+        }
+        Ok(found)
     }
 
     /// The state of the main agent; `None` before the first step.
@@ -367,6 +370,38 @@ impl ThreadSummary {
             None => None,
         };
         Ok(ThreadView::new(self.thread, values, by_task(&self.interrupts)))
+    }
+}
+
+/// The rows of a thread besides its own that are read later in the transaction.
+struct LaterThreadSummary {
+    visibility: LaterVisibility,
+    newest: LaterSummary,
+    pending: LaterInterrupts,
+}
+
+impl LaterThreadSummary {
+    async fn begin(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Self> {
+        Ok(Self {
+            visibility: background::visibility_later(tx, thread).await?,
+            newest: checkpoints::newest_summary_later(tx, thread, Lane::Main).await?,
+            pending: db::interrupts::of_thread_later(tx, thread, Some(InterruptState::Pending)).await?,
+        })
+    }
+
+    /// Reads the rows of this thread.
+    async fn read(self, tx: &mut Tx<'_>, thread: Thread) -> DbResult<ThreadSummary> {
+        let is_visible = self.visibility.read(tx).await? == Visibility::Full;
+        // A thread whose newest checkpoint cannot be read is shown without its state.
+        let newest = db::unless_corrupt(self.newest.read(tx).await)?.flatten();
+        let head = newest.filter(|_| is_visible).map(|newest| newest.id);
+        let pending = self.pending.read(tx).await?;
+        let interrupts = open_among(tx, thread.id, pending, newest).await?;
+        Ok(ThreadSummary {
+            thread,
+            head,
+            interrupts,
+        })
     }
 }
 

@@ -340,6 +340,7 @@ impl Dispatcher {
             crashes,
             has_other_workers: self.has_other_workers.load(Ordering::Acquire),
             turns: CommitOrder::default(),
+            under_way: CommitOrder::default(),
             children: Arc::clone(&self.children),
             subagents: AtomicUsize::new(0),
             parked: Arc::clone(&self.parked),

@@ -41,7 +41,7 @@ mod remote;
 
 use answer::MatchedAnswer;
 
-pub use branches::open_interrupts;
+pub use branches::{open_among, open_interrupts};
 
 pub(super) use answer::NOT_OPEN;
 pub(super) use answered::{

@@ -279,6 +279,7 @@ impl LaneJournal {
         // This process begins no run any more, so the others begin the next one of the thread.
         let stops = self.run_context.core.shutdown.soft().is_cancelled();
         let turn = self.run_context.turns.next_turn();
+        let _under_way = self.run_context.under_way.next_turn();
         let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
                 let written = write_batch(tx, &run_context, lane, &batch, turn, &before).await?;
@@ -370,6 +371,10 @@ impl Drop for LaneJournal {
 impl Journal for LaneJournal {
     fn commit<'a>(&'a self, machine: &'a Machine, notes: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
         Box::pin(async move { self.commit_with(machine, notes, &[]).await.map(drop) })
+    }
+
+    fn wait_for_commits(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.run_context.under_way.next_turn().wait().await })
     }
 
     fn publish(&self, delta: Delta) {

@@ -116,7 +116,7 @@ pub use error::{
     DeleteRunError, OpenError, ResolveError, RevokeError, StartError, StateWriteError,
 };
 pub use handles::RuntimeHandles;
-pub use interrupts::open_interrupts;
+pub use interrupts::{open_among, open_interrupts};
 pub use new_run::{AssistantRef, NewRun, Resolution, Target};
 pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
 pub use resource_ref::ResourceRef;

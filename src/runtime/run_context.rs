@@ -36,6 +36,8 @@ pub(super) struct RunContext {
     pub(super) has_other_workers: bool,
     /// The order of commits.
     pub(super) turns: CommitOrder,
+    /// The commits that are under way, each until its end. They do not wait for each other by this.
+    pub(super) under_way: CommitOrder,
     /// The subagents at work in this process.
     pub(super) children: Arc<Children>,
     /// The number of subagents that may store something for this run.
@@ -57,6 +59,7 @@ impl RunContext {
 
     pub(super) fn holder(&self) -> db::runs::LeaseHolder {
         db::runs::LeaseHolder {
+            thread: self.run.thread,
             run: self.run.id,
             worker: self.core.id,
             fence: self.fence,

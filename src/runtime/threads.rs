@@ -184,9 +184,12 @@ impl Threads {
             })
         });
         write.await.map_err(|error| {
-            // SQLite tells only at the end of the transaction that the id is taken.
-            let is_taken = matches!(error, CreateThreadError::Write(StateWriteError::Fault(DbError::NoRow)));
-            match is_taken {
+            // Only the end of the transaction says that the id is taken.
+            let is_conflict = matches!(
+                error,
+                CreateThreadError::Write(StateWriteError::Fault(DbError::Conflict(_)))
+            );
+            match is_conflict && !has_history {
                 true => CreateThreadError::Exists(id),
                 false => error,
             }

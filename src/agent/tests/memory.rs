@@ -345,6 +345,10 @@ impl Journal for Memory {
         })
     }
 
+    fn wait_for_commits(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     fn publish(&self, _: Delta) {
         self.store.disk().deltas += 1;
     }

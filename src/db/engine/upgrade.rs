@@ -5,7 +5,9 @@
 //! finished, constraints with one name allow no workers that read less: none has a lease, holds a run that is running, or has
 //! claimed a job. A lease alone would not do: a server that was suspended for days looks for runs and jobs before it knows that
 //! it has no lease, and it ends what it cannot read. In a database that servers of this release have made, it is so from the
-//! beginning; the migration has the same constraints.
+//! beginning; the migrations have the same constraints.
+//!
+//! The constraint of runs is a trigger, which looks only at a worker that is stored: Postgres would check it in each step of a run.
 
 use const_format::{concatcp, str_replace};
 use sqlx::{Connection, PgConnection, Postgres, Transaction, query_scalar, raw_sql};
@@ -40,7 +42,8 @@ impl Tx<'_> {
 pub(in crate::db) async fn forms_read(conn: &mut PgConnection) -> DbResult<u32> {
     // Servers of former releases could finish an upgrade to theirs: then all read short texts, for example.
     const SQL: &str = "select conname::text from pg_constraint where conrelid = to_regclass('runs') \
-        and conname in ('reads_short_texts', 'reads_questions_once', 'reads_events_in_steps', 'reads_answer_schemas')";
+        and conname in ('reads_short_texts', 'reads_questions_once', 'reads_events_in_steps', 'reads_answer_schemas') \
+        union all select tgname::text from pg_trigger where tgrelid = to_regclass('runs') and tgname = 'reads_answer_schemas'";
     let names: Vec<String> = query_scalar(SQL).fetch_all(conn).await?;
     let forms = names.iter().map(|name| match name.as_str() {
         "reads_answer_schemas" => ANSWER_SCHEMAS,
@@ -66,9 +69,9 @@ pub(in crate::db) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
     const OF_WORKER_ID: &str = str_replace!(READS_ALL, "{worker}", "worker_id");
     const OF_WORKER: &str = str_replace!(READS_ALL, "{worker}", "worker");
     // Those of former releases are part of the new constraint.
-    const REPLACES: &str = "drop constraint if exists reads_short_texts, drop constraint if exists reads_questions_once, \
-        drop constraint if exists reads_events_in_steps, drop constraint if exists reads_answer_schemas, \
-        add constraint reads_answer_schemas check (";
+    const DROPS: &str = "drop constraint if exists reads_short_texts, drop constraint if exists reads_questions_once, \
+        drop constraint if exists reads_events_in_steps, drop constraint if exists reads_answer_schemas";
+    const REPLACES: &str = concatcp!(DROPS, ", add constraint reads_answer_schemas check (");
     const IS_FORMER_AT_WORK: &str = concatcp!(
         "select exists (select 1 from workers where not (",
         OF_WORKER_ID,
@@ -92,10 +95,9 @@ pub(in crate::db) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
         "update runs set worker = null where depth = 0 and status = 'running' and not (",
         OF_WORKER,
         "); alter table runs ",
-        REPLACES,
-        "status <> 'running' or ",
-        OF_WORKER,
-        ") not valid"
+        DROPS,
+        "; create trigger reads_answer_schemas \
+         after insert or update of worker on runs for each row execute function refuse_former_worker()"
     );
     if is_finished(conn).await? {
         return Ok(true);

@@ -214,6 +214,8 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
 /// A claim of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseHolder {
+    /// The thread of the run.
+    pub thread: ThreadId,
     /// The run.
     pub run: RunId,
     /// The worker that claimed it.
@@ -267,28 +269,39 @@ pub struct EndOfRun<'a> {
 /// The condition that the worker `$2` holds the run `$1` by the claim `$3`.
 const HELD: &str = " where run_id = $1 and worker = $2 and fence = $3";
 
-/// The condition on run `$1` that locks its thread until the end of the transaction, with the strength `{lock}`. A condition
+/// The condition on a run that locks its thread `{thread}` until the end of the transaction, with the strength `{lock}`. A condition
 /// holds before the row of the run is locked, so the two are locked [in their order](crate::db#the-order-of-locks) without a
 /// statement more. Written as `=`, Postgres could look for the run among all runs of its thread, in the index of these: where most
 /// threads have one run, that index seems to serve as well as the primary key.
 const AND_THREAD_IS_LOCKED: &str = " and thread_id is not distinct from (select threads.thread_id from threads \
-    where threads.thread_id = (select own.thread_id from runs own where own.run_id = $1) for {lock})";
+    where threads.thread_id = {thread} for {lock})";
+/// The condition for a step, which lets others change the thread meanwhile, but not delete it.
+const AND_THREAD_STAYS: &str = str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "key share");
+/// The condition for the end of a run, which changes the thread.
+const AND_THREAD_IS_CHANGED: &str = str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "no key update");
 
 /// Returns whether the worker still holds the run. If so, no other worker can claim it, and nobody can delete its thread,
 /// before the end of the transaction.
 pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, at: Timestamp) -> DbResult<bool> {
     const CHANGE: &str = "update runs set updated_at = $4";
-    const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "key share"));
+    const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_STAYS, "{thread}", "$5"));
     let sql = tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED));
-    let held = on_engine!(tx, |conn| query(sql)
+    let engine = tx.engine();
+    let update = tx
+        .statement(sql)
         .bind(holder.run.0)
         .bind(holder.worker.0)
         .bind(holder.fence)
-        .bind(at.0)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
-    Ok(held == 1)
+        .bind(at.0);
+    Ok(bind_thread(update, holder, engine).execute().await? == 1)
+}
+
+/// Binds the thread of a run for the condition that [locks](AND_THREAD_IS_LOCKED) it, which a statement of SQLite does not have.
+fn bind_thread<'t, 'c>(update: Statement<'t, 'c>, holder: LeaseHolder, engine: Engine) -> Statement<'t, 'c> {
+    match engine {
+        Engine::Sqlite => update,
+        Engine::Postgres => update.bind(holder.thread.0),
+    }
 }
 
 /// Executes the change of a run's row, which fails if the worker does not hold the run any more. It is sent with the rest of the
@@ -317,11 +330,12 @@ pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpd
     const CHANGE: &str =
         "update runs set updated_at = $4, usage = coalesce($5, usage), crashes = case when $6 then 0 else crashes end";
     const BEGIN: &str = concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $7)");
-    const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "key share"));
+    const LOCKED: &str = concatcp!(CHANGE, HELD, str_replace!(AND_THREAD_STAYS, "{thread}", "$7"));
+    const BEGIN_LOCKED: &str = concatcp!(BEGIN, HELD, str_replace!(AND_THREAD_STAYS, "{thread}", "$8"));
     // SQLite writes the indexes of all columns that are set, also of those that keep their values.
     let sql = match trace.seq {
-        Some(_) => tx.either(concatcp!(BEGIN, HELD), concatcp!(BEGIN, LOCKED)),
-        None => tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED)),
+        Some(_) => tx.either(concatcp!(BEGIN, HELD), BEGIN_LOCKED),
+        None => tx.either(concatcp!(CHANGE, HELD), LOCKED),
     };
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
     let engine = tx.engine();
@@ -336,7 +350,7 @@ pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpd
     if let Some(seq) = trace.seq {
         update = update.bind(seq);
     }
-    change_held(update, engine, trace.locks_first).await
+    change_held(bind_thread(update, holder, engine), engine).await
 }
 
 /// Stores the end of a run like [`store_fenced`]. The thread is locked as by [`threads::lock`], since the end of a run changes it.
@@ -352,11 +366,12 @@ pub async fn end_fenced(
     const CHANGE: &str = "update runs set updated_at = $4, status = $5, error = $6, usage = coalesce($7, usage), \
         definition = case when $8 then definition end";
     const BEGIN: &str = concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $9)");
-    const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "no key update"));
+    const LOCKED: &str = concatcp!(CHANGE, HELD, str_replace!(AND_THREAD_IS_CHANGED, "{thread}", "$9"));
+    const BEGIN_LOCKED: &str = concatcp!(BEGIN, HELD, str_replace!(AND_THREAD_IS_CHANGED, "{thread}", "$10"));
     // As in [`store_fenced`].
     let sql = match trace.seq {
-        Some(_) => tx.either(concatcp!(BEGIN, HELD), concatcp!(BEGIN, LOCKED)),
-        None => tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED)),
+        Some(_) => tx.either(concatcp!(BEGIN, HELD), BEGIN_LOCKED),
+        None => tx.either(concatcp!(CHANGE, HELD), LOCKED),
     };
     let error = encode_error(tx, holder.run, end.error).await?;
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
@@ -374,7 +389,7 @@ pub async fn end_fenced(
     if let Some(seq) = trace.seq {
         update = update.bind(seq);
     }
-    change_held(update, engine, trace.locks_first).await
+    change_held(bind_thread(update, holder, engine), engine).await
 }
 
 /// Returns the number of a run's first event in the log of its thread; none if it has no events yet or was deleted.
@@ -515,9 +530,11 @@ pub async fn is_to_stop(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
 
 /// Returns the claims of `worker` on running runs.
 pub async fn held_by(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Vec<LeaseHolder>> {
-    const SQL: &str = "select run_id, fence from runs where depth = 0 and status = 'running' and worker = $1";
-    let rows: Vec<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL).bind(worker.0).fetch_all(conn).await)?;
-    let holders = rows.into_iter().map(|(run, fence)| LeaseHolder {
+    const SQL: &str =
+        "select thread_id, run_id, fence from runs where depth = 0 and status = 'running' and worker = $1";
+    let rows: Vec<(Uuid, Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL).bind(worker.0).fetch_all(conn).await)?;
+    let holders = rows.into_iter().map(|(thread, run, fence)| LeaseHolder {
+        thread: ThreadId(thread),
         run: RunId(run),
         worker,
         fence,

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Db, DbResult, object, on_both, read, saying, stored_thread, texts, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
-use crate::db::{Engine, Tx, copies, thread_search, threads};
+use crate::db::{DbError, Engine, Tx, copies, thread_search, threads};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
@@ -18,7 +18,8 @@ on_both!(
     a_copy_has_the_history_with_its_branches,
     a_copy_asks_and_delegates_again,
     an_unknown_thread_is_not_copied,
-    abandoned_copies_are_swept
+    abandoned_copies_are_swept,
+    a_piece_of_a_copy_that_was_deleted_is_refused
 );
 
 /// Stores a step on a thread.
@@ -230,4 +231,26 @@ async fn abandoned_copies_are_swept(db: Db) {
     assert_eq!(read!(db, |tx| threads::find(tx, to)), None);
     assert!(!write!(db, |tx| copies::sweep(tx, true, Timestamp(2 * hour))));
     assert!(read!(db, |tx| threads::find(tx, original)).is_some());
+}
+
+async fn a_piece_of_a_copy_that_was_deleted_is_refused(db: Db) {
+    let original = stored_thread(&db).await;
+    let step = saying("one", None, 0);
+    put(&db, original, Lane::Main, 1, &step, ended()).await;
+    let to = ThreadId::mint();
+    let begun = write!(db, |tx| copies::begin(
+        tx,
+        original,
+        to,
+        Ownership::default(),
+        Timestamp(10)
+    ));
+    let copy = begun.expect("an original");
+    let (_, piece) = read!(db, |tx| next(tx, copy));
+    let piece = piece.expect("a piece");
+    write!(db, |tx| copies::abandon(tx, to));
+    let stored = db.write(move |tx| Box::pin(copies::store(tx, piece, Timestamp(20))));
+    let stored: DbResult<()> = stored.await;
+    assert!(matches!(stored, Err(DbError::Conflict(_))), "{stored:?}");
+    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, to)), 0);
 }

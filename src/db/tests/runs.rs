@@ -4,19 +4,20 @@ use std::time::Duration;
 use serde_json::Map;
 use sqlx::query;
 
+use super::copies::put;
 use super::interrupts::pending_interrupt;
-use super::{Db, on_both, read, run_at, stored_thread, write};
+use super::{Db, on_both, read, run_at, saying, stored_thread, write};
 use crate::db::engine::on_engine;
 use crate::db::interrupts::InterruptState;
 use crate::db::runs::{ChildRowUpdate, LeaseHolder};
-use crate::db::{DbError, DbResult, interrupts, runs, threads, workers};
+use crate::db::{DbError, DbResult, Tx, checkpoints, interrupts, runs, threads, workers};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, RunQueue};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::identity::{Identity, Tenant, UserId};
 use crate::domain::limits::Usage;
-use crate::domain::machine::Failure;
+use crate::domain::machine::{Failure, Position};
 use crate::domain::run::{Command, Lineage, Run, RunRequest, RunStatus, namespace_text};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -41,6 +42,7 @@ on_both!(
     messages_that_wait_for_answers_are_let_go_and_held,
     a_run_leaves_its_thread_busy_while_another_one_waits,
     due_and_running_runs_are_counted,
+    runs_are_counted_together_with_the_end_of_the_log,
     a_worker_with_an_old_fence_cannot_write,
     orphaned_runs_are_adopted,
     an_orphaned_run_that_cannot_be_read_is_ended_and_counted,
@@ -375,11 +377,12 @@ async fn a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending(db: Db
 
 /// Stores a run that a worker has claimed.
 pub(super) async fn claimed_run(db: &Db, run: Run, now: i64) -> LeaseHolder {
+    let thread = run.thread;
     let id = run.id;
     let worker = WorkerId::mint();
     write!(db, |tx| runs::insert(tx, &run, None));
     let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(now))).expect("a claim");
-    holder(id, worker, claim.fence)
+    holder(thread, id, worker, claim.fence)
 }
 
 /// Stores a run that began with entry `seq` of the log and has ended.
@@ -640,7 +643,7 @@ async fn due_and_running_runs_are_counted(db: Db) {
     };
     write!(db, |tx| runs::end_fenced(
         tx,
-        holder(a, worker, fence),
+        holder(one, a, worker, fence),
         end_with(RunStatus::Success, None),
         begun
     ));
@@ -655,12 +658,53 @@ async fn due_and_running_runs_are_counted(db: Db) {
     );
 }
 
-fn holder(run: RunId, worker: WorkerId, fence: i64) -> LeaseHolder {
-    LeaseHolder { run, worker, fence }
+/// Reads the end of the log of a thread together with the number of its runs, and alone: the highest number, and that of the
+/// newest checkpoint of the main agent.
+async fn ends_of_log(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<(i64, Option<i64>)>> {
+    let counted = runs::count_in_flight_with_log_later(tx, thread).await?;
+    let alone = checkpoints::log_end_later(tx, thread).await?;
+    let (in_flight, together) = counted.count(tx).await?;
+    assert_eq!(in_flight.waiting, 1);
+    assert_eq!(in_flight.at_work, 0);
+    let mut ends = vec![];
+    for end in [together, alone] {
+        let end = end.read(tx).await?;
+        let newest = end.newest?.map(|head| head.seq);
+        ends.push((end.summary.max_seq, newest));
+    }
+    Ok(ends)
+}
+
+async fn runs_are_counted_together_with_the_end_of_the_log(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = run_at(thread, 1);
+    write!(db, |tx| runs::insert(tx, &run, None));
+    assert_eq!(read!(db, |tx| ends_of_log(tx, thread)), [(0, None); 2]);
+    let step = saying("a", None, -1);
+    put(&db, thread, Lane::Main, 1, &step, Position::default()).await;
+    assert_eq!(read!(db, |tx| ends_of_log(tx, thread)), [(1, Some(1)); 2]);
+    let step = saying("b", None, -1);
+    let lane = Lane::Child(RunId::mint());
+    put(&db, thread, lane, 2, &step, Position::default()).await;
+    assert_eq!(
+        read!(db, |tx| ends_of_log(tx, thread)),
+        [(2, Some(1)); 2],
+        "the newest step is one of a subagent"
+    );
+}
+
+fn holder(thread: ThreadId, run: RunId, worker: WorkerId, fence: i64) -> LeaseHolder {
+    LeaseHolder {
+        thread,
+        run,
+        worker,
+        fence,
+    }
 }
 
 async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
-    let run = run_at(stored_thread(&db).await, 1);
+    let thread = stored_thread(&db).await;
+    let run = run_at(thread, 1);
     let id = run.id;
     let old = WorkerId::mint();
     let new = WorkerId::mint();
@@ -669,7 +713,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let fence = claim.fence;
     assert!(write!(db, |tx| runs::check_fence(
         tx,
-        holder(id, old, fence),
+        holder(thread, id, old, fence),
         Timestamp(3)
     )));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
@@ -677,17 +721,17 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(newer > fence);
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
-        holder(id, old, fence),
+        holder(thread, id, old, fence),
         Timestamp(5)
     )));
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
-        holder(id, old, newer),
+        holder(thread, id, old, newer),
         Timestamp(5)
     )));
     assert!(write!(db, |tx| runs::check_fence(
         tx,
-        holder(id, new, newer),
+        holder(thread, id, new, newer),
         Timestamp(5)
     )));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
@@ -695,7 +739,13 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let ends = db.write(move |tx| {
         Box::pin(async move {
             let end = end_with(status, error.as_ref());
-            runs::end_fenced(tx, holder(id, old, fence), end, runs::RunRowUpdate::at(Timestamp(6))).await
+            runs::end_fenced(
+                tx,
+                holder(thread, id, old, fence),
+                end,
+                runs::RunRowUpdate::at(Timestamp(6)),
+            )
+            .await
         })
     });
     assert!(matches!(ends.await, Err(DbError::NoRow)));
@@ -704,7 +754,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let (status, error) = failed.clone();
     write!(db, |tx| runs::end_fenced(
         tx,
-        holder(id, new, newer),
+        holder(thread, id, new, newer),
         end_with(status, error.as_ref()),
         runs::RunRowUpdate::at(Timestamp(7))
     ));
@@ -801,7 +851,8 @@ async fn an_orphaned_run_that_cannot_be_read_is_ended_and_counted(db: Db) {
 }
 
 async fn crashes_are_counted_since_the_last_progress(db: Db) {
-    let mut run = run_at(stored_thread(&db).await, 1);
+    let thread = stored_thread(&db).await;
+    let mut run = run_at(thread, 1);
     run.status = RunStatus::Running;
     let id = run.id;
     let mut worker = WorkerId::mint();
@@ -826,7 +877,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
     worker = WorkerId::mint();
     assert_eq!(adopted(worker).await, (5, 3));
     let trace = runs::RunRowUpdate::at(Timestamp(3));
-    write!(db, |tx| runs::store_fenced(tx, holder(id, worker, 5), trace));
+    write!(db, |tx| runs::store_fenced(tx, holder(thread, id, worker, 5), trace));
     worker = WorkerId::mint();
     assert_eq!(
         adopted(worker).await,
@@ -837,7 +888,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
         makes_progress: true,
         ..trace
     };
-    write!(db, |tx| runs::store_fenced(tx, holder(id, worker, 6), trace));
+    write!(db, |tx| runs::store_fenced(tx, holder(thread, id, worker, 6), trace));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }
 

@@ -61,6 +61,7 @@ async fn store(db: &Db) -> Run {
     let entry = saying("a long time ago", None, 1);
     write!(db, |tx| async {
         let holder = runs::LeaseHolder {
+            thread,
             run: id,
             worker,
             fence: claim.fence,

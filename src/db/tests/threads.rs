@@ -5,7 +5,7 @@ use crate::db::checkpoints::{self, NewCheckpoint};
 use crate::db::events::{self, NewEvent};
 use crate::db::thread_search::{self, ThreadOrder, ThreadQuery};
 use crate::db::threads::{self, ThreadChange};
-use crate::db::{DbError, runs};
+use crate::db::{DbError, DbResult, Tx, runs};
 use crate::domain::access::AccessScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
@@ -331,6 +331,12 @@ async fn a_search_matches_the_present_metadata_only(db: Db) {
     }
 }
 
+/// Counts the terms of all threads.
+async fn count_terms(tx: &mut Tx<'_>) -> DbResult<i64> {
+    let (count,): (i64,) = tx.statement("select count(*) from thread_terms").fetch_one().await?;
+    Ok(count)
+}
+
 async fn deleting_a_thread_deletes_everything_on_it(db: Db) {
     let id = stored_thread(&db).await;
     let run = run_at(id, 1);
@@ -369,9 +375,13 @@ async fn deleting_a_thread_deletes_everything_on_it(db: Db) {
     .await
     .expect("a write");
     assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, id)), 2);
+    let metadata = object(json!({"of": "it"}));
+    write!(db, |tx| threads::patch(tx, id, &metadata, None, Timestamp(2)));
+    assert!(read!(db, |tx| count_terms(tx)) > 0);
     assert!(write!(db, |tx| threads::delete(tx, id)));
     assert!(!write!(db, |tx| threads::delete(tx, id)));
     assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, id)), 0);
+    assert_eq!(read!(db, |tx| count_terms(tx)), 0);
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, run_id)), None);
     assert!(read!(db, |tx| checkpoints::get(tx, id, checkpoint)).is_none());
     let late = run_at(id, 2);

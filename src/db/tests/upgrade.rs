@@ -8,7 +8,7 @@ use crate::domain::id::WorkerId;
 
 /// Takes the constraints away that an upgraded database does not have.
 const NOT_FINISHED: &str = "alter table workers drop constraint reads_answer_schemas; \
-    alter table runs drop constraint reads_answer_schemas; alter table jobs drop constraint reads_answer_schemas";
+    drop trigger reads_answer_schemas on runs; alter table jobs drop constraint reads_answer_schemas";
 
 /// Adds the constraints of an upgrade that was finished to the former release, which reads texts in the short form.
 const FINISHED_BEFORE: &str = "\
@@ -57,10 +57,11 @@ async fn upgraded() -> Option<(Database, PgConnection, Vec<String>)> {
     Some((database, conn, new))
 }
 
-/// Returns the definitions of the constraints.
+/// Returns the definitions of the constraints, with that of runs, which is a trigger.
 async fn constraints(conn: &mut PgConnection) -> Vec<String> {
     const SQL: &str = "select conrelid::regclass || ' ' || replace(pg_get_constraintdef(oid), ' NOT VALID', '') \
-        from pg_constraint where conname like 'reads\\_%' order by 1";
+        from pg_constraint where conname like 'reads\\_%' \
+        union all select pg_get_triggerdef(oid) from pg_trigger where tgname like 'reads\\_%' order by 1";
     query_scalar(SQL).fetch_all(conn).await.expect("the constraints")
 }
 

@@ -331,6 +331,7 @@ async fn a_change_writes_no_index_of_columns_that_keep_their_values() {
         run.status = RunStatus::Running;
         let worker = WorkerId::mint();
         let holder = LeaseHolder {
+            thread: run.thread,
             run: run.id,
             worker,
             fence: 0,
@@ -371,6 +372,7 @@ async fn a_run_that_begins_at_once_enters_one_index_of_runs_at_work_and_none_of_
         run.status = RunStatus::Running;
         let worker = WorkerId::mint();
         let holder = LeaseHolder {
+            thread: run.thread,
             run: run.id,
             worker,
             fence: 0,
@@ -488,7 +490,7 @@ async fn nothing_is_stored_with_a_thread_whose_id_is_taken(db: Db) {
                 })
             });
             let written: DbResult<()> = written.await;
-            assert_eq!(matches!(written, Err(DbError::NoRow)), is_taken, "{written:?}");
+            assert_eq!(matches!(written, Err(DbError::Conflict(_))), is_taken, "{written:?}");
             assert_eq!(written.is_err(), is_taken, "{written:?}");
             assert_eq!(read!(db, |tx| threads::find(tx, free)).is_none(), is_taken);
             assert_eq!(read!(db, |tx| runs::get_by_id(tx, run)).is_none(), is_taken);

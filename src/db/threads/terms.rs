@@ -17,9 +17,9 @@ const MAX_VALUES: usize = 1000;
 /// The number of values up to which all values are written, also those that have not changed.
 const FEW: usize = 16;
 
-/// Stores the terms of a new thread.
+/// Stores the terms of a new thread, which has none yet.
 pub(super) async fn insert(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<String, Value>) -> DbResult<()> {
-    insert_terms(tx, thread, &checked_terms(metadata)?).await
+    insert_rows(tx, thread, &checked_terms(metadata)?, "").await
 }
 
 /// Stores the terms of the new metadata of a thread, in place of those of the `former` ones, which are known. If no value is gone,
@@ -63,10 +63,16 @@ fn checked_terms(metadata: &Map<String, Value>) -> DbResult<BTreeSet<Term>> {
     Ok(terms)
 }
 
+/// Stores terms, some of which may be there.
 async fn insert_terms(tx: &mut Tx<'_>, thread: ThreadId, terms: &BTreeSet<Term>) -> DbResult<()> {
+    insert_rows(tx, thread, terms, " on conflict do nothing").await
+}
+
+/// Stores terms by statements with this end.
+async fn insert_rows(tx: &mut Tx<'_>, thread: ThreadId, terms: &BTreeSet<Term>, end: &'static str) -> DbResult<()> {
     const SQL: &str = "insert into thread_terms (term, thread_id) values ";
     let rows = terms.iter().collect();
-    tx.insert_later(SQL, " on conflict do nothing", 2, rows, |row, term: &Term| {
+    tx.insert_later(SQL, end, 2, rows, |row, term: &Term| {
         row.push_bind(term.0).push_bind(thread.0);
     })
     .await

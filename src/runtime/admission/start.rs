@@ -185,10 +185,6 @@ pub(in crate::runtime) async fn decide(
         user.as_ref().unwrap_or(&new_run.caller),
         &context.core,
     )?;
-    let in_flight = match in_flight {
-        Some(in_flight) => in_flight.count(tx).await?,
-        None => InFlight::default(),
-    };
     check_room(new_run, in_flight, context.most_waiting)?;
     if let Some(action) = action_on_displaced(new_run.request.multitask)
         && in_flight.at_work > 0

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::AdmissionContext;
 use super::permission::check_by_policies;
 use crate::db::checkpoints::LaterLogEnd;
-use crate::db::runs::{LaterInFlight, LaterRunBefore};
+use crate::db::runs::{InFlight, LaterInFlight, LaterInFlightWithLog, LaterRunBefore};
 use crate::db::threads::LaterThread;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::access::{Action, Ownership};
@@ -33,10 +33,27 @@ pub(super) struct TargetLookup {
 /// The rows of a thread that are read later in the transaction.
 struct TargetRows {
     thread: LaterThread,
-    in_flight: LaterInFlight,
-    /// The end of its log, if the run may take its first step at once.
-    log_end: Option<LaterLogEnd>,
+    runs: LaterRuns,
     resumption: LaterResumption,
+}
+
+/// The number of the runs on a thread, to be read later in the transaction.
+enum LaterRuns {
+    Alone(LaterInFlight),
+    /// With the end of its log, if the run may take its first step at once.
+    WithLog(LaterInFlightWithLog),
+}
+
+impl LaterRuns {
+    async fn count(self, tx: &mut Tx<'_>) -> DbResult<(InFlight, Option<LaterLogEnd>)> {
+        match self {
+            Self::Alone(in_flight) => Ok((in_flight.count(tx).await?, None)),
+            Self::WithLog(in_flight) => {
+                let (in_flight, log_end) = in_flight.count(tx).await?;
+                Ok((in_flight, Some(log_end)))
+            }
+        }
+    }
 }
 
 /// The rows of a thread for a run that continues it with a resolution, to be read later in the transaction.
@@ -101,10 +118,9 @@ impl TargetLookup {
         let may_step = context.worker.is_some() && !brings_answer && may_step_at_once(&new_run.request);
         let rows = TargetRows {
             thread: db::threads::lock_later(tx, id).await?,
-            in_flight: db::runs::count_in_flight_later(tx, id).await?,
-            log_end: match may_step {
-                true => Some(db::checkpoints::log_end_later(tx, id).await?),
-                false => None,
+            runs: match may_step {
+                true => LaterRuns::WithLog(db::runs::count_in_flight_with_log_later(tx, id).await?),
+                false => LaterRuns::Alone(db::runs::count_in_flight_later(tx, id).await?),
             },
             resumption: match &new_run.resume {
                 Some(resolution) => LaterResumption::begin(tx, id, new_run, resolution, context).await?,
@@ -141,6 +157,7 @@ impl TargetLookup {
         if let Some(rows) = rows
             && let Some(locked) = rows.thread.lock_and_check(tx).await?
         {
+            let (in_flight, log_end) = rows.runs.count(tx).await?;
             return Ok(TargetThread {
                 thread: locked.thread,
                 is_new: false,
@@ -148,8 +165,8 @@ impl TargetLookup {
                     true => StoredThread::Known,
                     false => StoredThread::Unreadable,
                 },
-                in_flight: Some(rows.in_flight),
-                log_end: rows.log_end,
+                in_flight,
+                log_end,
                 resumption: rows.resumption,
             });
         }
@@ -175,7 +192,7 @@ impl TargetLookup {
                     true => StoredThread::Nothing,
                     false => StoredThread::Known,
                 },
-                in_flight: None,
+                in_flight: InFlight::default(),
                 log_end: None,
                 resumption: LaterResumption::default(),
             });
@@ -188,7 +205,7 @@ impl TargetLookup {
             is_new: false,
             // Its metadata were not checked.
             stored: StoredThread::Unreadable,
-            in_flight: Some(db::runs::count_in_flight_later(tx, id).await?),
+            in_flight: db::runs::count_in_flight(tx, id).await?,
             log_end: None,
             resumption: LaterResumption::default(),
         })
@@ -212,8 +229,8 @@ pub(super) struct TargetThread {
     /// True if it was created for the request.
     pub(super) is_new: bool,
     pub(super) stored: StoredThread,
-    /// The number of runs on it; none if it was created.
-    pub(super) in_flight: Option<LaterInFlight>,
+    /// The number of runs on it.
+    pub(super) in_flight: InFlight,
     /// The end of its log, if it is to be read already.
     pub(super) log_end: Option<LaterLogEnd>,
     pub(super) resumption: LaterResumption,

@@ -154,13 +154,14 @@ impl Dispatcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::id::{RunId, WorkerId};
+    use crate::domain::id::{RunId, ThreadId, WorkerId};
     use crate::runtime::late_commits::ARRIVAL;
 
     const LONGEST: Duration = Duration::from_secs(60);
 
     fn holder() -> LeaseHolder {
         LeaseHolder {
+            thread: ThreadId::mint(),
             run: RunId::mint(),
             worker: WorkerId::mint(),
             fence: 1,

@@ -156,7 +156,20 @@ pub async fn open_interrupts(
     thread: ThreadId,
     newest: Option<CheckpointSummary>,
 ) -> DbResult<Vec<InterruptRecord>> {
-    let mut open = pending(tx, thread).await?;
+    let open = pending(tx, thread).await?;
+    open_among(tx, thread, open, newest).await
+}
+
+/// Returns the interrupts of [`open_interrupts`], which are among the `open` ones of the thread.
+///
+/// # Errors
+/// Returns an error when the database fails.
+pub async fn open_among(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    mut open: Vec<InterruptRecord>,
+    newest: Option<CheckpointSummary>,
+) -> DbResult<Vec<InterruptRecord>> {
     if !open.is_empty() {
         let newest = newest.map(NumberedCheckpoint::from);
         let retained = retain_those_at(tx, LanePositions::at(thread, None), newest, &mut open).await;

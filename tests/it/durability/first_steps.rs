@@ -20,12 +20,14 @@ on_both_engines! {
     an_answer_whose_server_is_killed_after_its_admission_is_used_once,
     an_answer_whose_admission_is_not_stored_leaves_the_question,
     subagents_that_begin_together_are_listed_in_the_order_of_their_calls,
+    the_results_of_subagents_that_end_at_once_are_stored_with_the_step,
 }
 
 on_postgres! {
     a_run_and_its_input_are_one_transaction_on_postgres,
     the_subagents_of_one_answer_begin_in_one_transaction_on_postgres,
     the_end_of_a_run_is_followed_by_no_look_at_an_empty_queue,
+    a_thread_and_what_belongs_to_it_are_read_by_one_message_on_postgres,
 }
 
 async fn the_state_of_a_thread_has_the_input_of_a_run_that_was_accepted(server: TestServer) {
@@ -394,6 +396,22 @@ async fn subagents_that_begin_together_are_listed_in_the_order_of_their_calls(se
     assert_eq!(listed, ids);
 }
 
+async fn the_results_of_subagents_that_end_at_once_are_stored_with_the_step(server: TestServer) {
+    // A result that is stored before the others are there is an event of its own.
+    const ALONE: &str = "select count(*) from events";
+    let alice = server.human("agent").await;
+    // A subagent may be late for once, but not each time.
+    for round in 0..10 {
+        let before = server.number_in_database(ALONE).await;
+        let calls = (0..4).map(|number| task(&format!("t{round}{number}"), "researcher", "x"));
+        alice.says(script().calls_all(calls).says("done")).await;
+        if server.number_in_database(ALONE).await == before {
+            return;
+        }
+    }
+    panic!("each time a result was stored alone");
+}
+
 async fn the_subagents_of_one_answer_begin_in_one_transaction_on_postgres(server: TestServer) {
     let alice = server.human("agent").await;
     let calls = ["t1", "t2", "t3"].map(|id| task(id, "researcher", id));
@@ -450,4 +468,22 @@ async fn a_question_and_its_answer_take_few_statements_on_sqlite() {
         assert_eq!(admission, 2, "what is read, and what is stored");
     })
     .await;
+}
+
+async fn a_thread_and_what_belongs_to_it_are_read_by_one_message_on_postgres(server: TestServer) {
+    server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+    let alice = server.human("plain").await;
+    alice.says("hello").await;
+    server.log().clear();
+    alice.record().await;
+    let message = || {
+        let text = server.log().text();
+        let is_read = |line: &&str| line.contains("repeatable read") && line.contains("from threads where thread_id");
+        text.lines().find(is_read).map(str::to_owned)
+    };
+    eventually(async || message().is_some()).await;
+    let message = message().expect("it is in the log");
+    for table in ["background_tasks", "checkpoints", "interrupts"] {
+        assert!(message.contains(&format!("from {table}")), "{table}: {message}");
+    }
 }

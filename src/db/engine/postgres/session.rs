@@ -192,12 +192,13 @@ impl BatchSession for PostgresSession<'_> {
         }
     }
 
-    fn push(&mut self, batch: &mut PostgresBatch, sql: Cow<'static, str>, values: PostgresValues) {
+    fn push(&mut self, batch: &mut PostgresBatch, sql: Cow<'static, str>, mut values: PostgresValues) {
         if are_statements_logged() {
             batch.logged.push(sql.clone());
         }
         match &mut self.batching {
             Batching::Prepared(prepared) => {
+                let sql = values.move_into_text(&sql).map_or(sql, Cow::Owned);
                 let name = batch.prepare(prepared, sql, &values);
                 batch.push_execution(name, &values);
             }

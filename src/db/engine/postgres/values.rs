@@ -1,5 +1,9 @@
 //! The values of a statement of Postgres: in binary form for a statement that is sent alone, as literals for statements that are
 //! sent together. The protocol of Postgres has values only for one statement at a time, and the driver waits for its end.
+//!
+//! Postgres takes longer for a value of `execute` than for the column that it goes into, even for a null: it prepares an expression
+//! for each. So values that most executions of a statement have alike are [moved](PostgresValues::move_into_text) into the text that
+//! is prepared.
 
 use std::ops::Range;
 
@@ -10,11 +14,17 @@ use sqlx::postgres::{PgArgumentBuffer, PgArguments, PgTypeInfo};
 use sqlx::{Arguments, Encode, Postgres, Type, TypeInfo};
 use uuid::Uuid;
 
-use crate::db::engine::batch::push_number;
+use crate::db::engine::batch::{push_number, push_with_values};
 
 /// The most bytes of values that become literals. A literal of bytes has twice their length, and is decoded for that; from about
 /// this size on, that costs more than to wait for the statement.
 const MOST_LITERAL_BYTES: usize = 32 * 1024;
+
+/// The most values of a statement of which some are moved into its text. Texts of many rows seldom have the same nulls, and each
+/// other text is prepared anew.
+const MOST_MOVED_AMONG: usize = 160;
+/// The least number that may be the same value as another one of its row by design, such as a time. Small ones are the same by chance.
+const LEAST_REPEATED_NUMBER: i64 = 1 << 32;
 
 /// The values of a statement.
 #[derive(Default)]
@@ -109,6 +119,94 @@ impl PostgresValues {
         self.values.is_empty()
     }
 
+    /// Removes the values that most executions of the statement `sql` have alike, and those that repeat an earlier one. Returns the
+    /// text for the values that remain; none if all do.
+    ///
+    /// Of other statements than inserts of values, only nulls and truth values are moved: a plan could depend on other ones.
+    pub(super) fn move_into_text(&mut self, sql: &str) -> Option<String> {
+        if self.values.len() > MOST_MOVED_AMONG {
+            return None;
+        }
+        let is_insert = is_insert_of_values(sql);
+        // The position of each value among those that remain; none for one that is in the text.
+        let mut places = Vec::with_capacity(self.values.len());
+        let mut remaining: Vec<usize> = vec![];
+        for (index, value) in self.values.iter().enumerate() {
+            if self.is_common(value, is_insert) {
+                places.push(None);
+                continue;
+            }
+            let repeated = match is_insert && self.may_be_repeated(value) {
+                true => remaining.iter().position(|at| self.are_equal(&self.values[*at], value)),
+                false => None,
+            };
+            let place = repeated.unwrap_or(remaining.len());
+            if repeated.is_none() {
+                remaining.push(index);
+            }
+            places.push(Some(place));
+        }
+        if remaining.len() == self.values.len() {
+            return None;
+        }
+        let mut text = String::with_capacity(sql.len() + 16 * places.len());
+        push_with_values(&mut text, sql, |text, number| {
+            let place = number.checked_sub(1).and_then(|index| places.get(index));
+            match place {
+                Some(None) => self.push_typed_literal(text, number),
+                Some(Some(place)) => {
+                    text.push('$');
+                    push_number(text, place + 1);
+                }
+                // A number without a value, which is higher than those of all values.
+                None => {
+                    text.push('$');
+                    push_number(text, number);
+                }
+            }
+        });
+        let mut remaining = remaining.into_iter().peekable();
+        let mut index = 0;
+        self.values.retain(|_| {
+            let remains = remaining.next_if_eq(&index).is_some();
+            index += 1;
+            remains
+        });
+        Some(text)
+    }
+
+    /// Returns whether most executions of a statement have this value alike: null, true or false, and in an insert 0 or an empty text.
+    fn is_common(&self, value: &PostgresValue, is_insert: bool) -> bool {
+        let Some(bytes) = self.bytes_of(value) else {
+            return true;
+        };
+        match value.form {
+            Some(LiteralForm::Bool) => true,
+            Some(LiteralForm::Int) => is_insert && integer(bytes) == 0,
+            Some(LiteralForm::Text) => is_insert && bytes.is_empty(),
+            Some(LiteralForm::Float8 | LiteralForm::Jsonb | LiteralForm::Uuid | LiteralForm::Bytes) | None => false,
+        }
+    }
+
+    /// Returns whether a value is likely to be in the other executions of its statement where it is in this one: an id, or a time.
+    fn may_be_repeated(&self, value: &PostgresValue) -> bool {
+        match (value.form, self.bytes_of(value)) {
+            (Some(LiteralForm::Uuid), Some(_)) => true,
+            (Some(LiteralForm::Int), Some(bytes)) => integer(bytes) >= LEAST_REPEATED_NUMBER,
+            (_, _) => false,
+        }
+    }
+
+    /// Returns whether two values that [may be repeated](Self::may_be_repeated) are equal. So large a number has one type.
+    fn are_equal(&self, one: &PostgresValue, other: &PostgresValue) -> bool {
+        one.form == other.form && self.bytes_of(one) == self.bytes_of(other)
+    }
+
+    /// Returns the binary form of a value; none for null.
+    fn bytes_of(&self, value: &PostgresValue) -> Option<&[u8]> {
+        value.range.clone().map(|range| &self.bytes[range])
+    }
+
     /// Returns the types of the values.
     pub(super) fn types(&self) -> impl Iterator<Item = &PgTypeInfo> {
         self.values.iter().map(|value| &value.type_info)
@@ -150,12 +248,17 @@ impl PostgresValues {
     }
 
     fn push_value(&self, text: &mut String, value: &PostgresValue) {
-        let bytes = value.range.clone().map(|range| &self.bytes[range]);
-        match (value.form, bytes) {
+        match (value.form, self.bytes_of(value)) {
             (Some(form), Some(bytes)) => push_literal(text, form, bytes),
             _ => text.push_str("null"),
         }
     }
+}
+
+/// Returns whether a statement stores rows of values, also if it must change a row.
+fn is_insert_of_values(sql: &str) -> bool {
+    let insert = sql.strip_prefix("with changed as (").unwrap_or(sql);
+    insert.starts_with("insert into ") && insert.contains(" values (")
 }
 
 /// A value in the binary form of Postgres.
@@ -295,6 +398,98 @@ mod tests {
         values.push_typed_literal(&mut text, 1);
         values.push_typed_literal(&mut text, 2);
         assert_eq!(text, "cast(e'7' as INT8)$2");
+    }
+
+    /// Returns the text of a statement with these values, and the literals of the values that remain.
+    fn moved(sql: &str, add: impl FnOnce(&mut PostgresValues)) -> (Option<String>, String) {
+        let mut values = PostgresValues::default();
+        add(&mut values);
+        let text = values.move_into_text(sql);
+        let mut literals = String::new();
+        values.push_literals(&mut literals);
+        (text, literals)
+    }
+
+    #[test]
+    fn values_that_executions_have_alike_are_in_the_text_of_an_insert() {
+        let id = Uuid::from_u128(1);
+        let now = 1_700_000_000_000_000_i64;
+        let sql = "insert into runs values ($1, $2, $3, $4, $5, $6), ($7, $8, $9, $10, $11, $12)";
+        let (text, literals) = moved(sql, |values| {
+            for number in [7_i64, 0] {
+                values.add(id);
+                values.add(now);
+                values.add(number);
+                values.add(number == 0);
+                values.add("");
+                values.add(None::<String>);
+            }
+        });
+        assert_eq!(
+            text.as_deref(),
+            Some(
+                "insert into runs values ($1, $2, $3, cast(false as BOOL), cast(e'' as TEXT), cast(null as TEXT)), \
+                 ($1, $2, cast(e'0' as INT8), cast(true as BOOL), cast(e'' as TEXT), cast(null as TEXT))"
+            )
+        );
+        assert_eq!(
+            literals,
+            "'00000000-0000-0000-0000-000000000001', e'1700000000000000', e'7'"
+        );
+    }
+
+    #[test]
+    fn small_numbers_and_texts_that_are_equal_by_chance_stay_values() {
+        let (text, literals) = moved("insert into a values ($1, $2, $3, $4)", |values| {
+            values.add(5_i64);
+            values.add(5_i64);
+            values.add("b");
+            values.add("b");
+        });
+        assert_eq!(text, None);
+        assert_eq!(literals, "e'5', e'5', e'b', e'b'");
+    }
+
+    #[test]
+    fn only_nulls_and_truth_values_are_in_the_text_of_another_statement() {
+        let id = Uuid::from_u128(1);
+        let sql = "update a set b = coalesce($1, b), c = $2, d = '$1', e = $3, f = $4 where g = $5 and h = $6";
+        let (text, literals) = moved(sql, |values| {
+            values.add(None::<i64>);
+            values.add(true);
+            values.add(0_i64);
+            values.add("");
+            values.add(id);
+            values.add(id);
+        });
+        assert_eq!(
+            text.as_deref(),
+            Some(
+                "update a set b = coalesce(cast(null as INT8), b), c = cast(true as BOOL), d = '$1', e = $1, f = $2 \
+                 where g = $3 and h = $4"
+            )
+        );
+        assert_eq!(
+            literals,
+            "e'0', e'', '00000000-0000-0000-0000-000000000001', '00000000-0000-0000-0000-000000000001'"
+        );
+    }
+
+    #[test]
+    fn a_statement_of_many_rows_keeps_its_values() {
+        let (text, _) = moved("insert into a values ($1)", |values| {
+            (0..=MOST_MOVED_AMONG).for_each(|_| values.add(None::<i64>));
+        });
+        assert_eq!(text, None);
+    }
+
+    #[test]
+    fn an_insert_that_must_change_a_row_is_an_insert() {
+        assert!(is_insert_of_values(
+            "with changed as (insert into a (b) values ($1) returning 1) select 1 / count(*) from changed"
+        ));
+        assert!(!is_insert_of_values("insert into a (b) select c from d where e = $1"));
+        assert!(!is_insert_of_values("update a set b = $1"));
     }
 
     #[test]
