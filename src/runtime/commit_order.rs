@@ -2,8 +2,7 @@
 //!
 //! Agents of a run that work side by side take the numbers of their events from one sequence, and Postgres may finish
 //! the later of two commits first. Readers in other processes take everything below the highest number that they find.
-//! So each commit locks the row of the run before the next commit may ask for that lock. The main agent need not do so while no
-//! subagent is at work: it makes one commit after the other.
+//! So each commit locks the row of the run before the next commit may ask for that lock.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,7 +1,7 @@
 //! The dispatcher: claims runs that are due, and starts to drive them. [`drive`] has the work on one run, and [`run_end`] its
 //! end where the loop has not stored it.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -342,7 +342,6 @@ impl Dispatcher {
             turns: CommitOrder::default(),
             under_way: CommitOrder::default(),
             children: Arc::clone(&self.children),
-            subagents: AtomicUsize::new(0),
             parked: Arc::clone(&self.parked),
             subagents_used: SubagentUsage::default(),
             ledger: OnceLock::new(),

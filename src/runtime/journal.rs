@@ -358,9 +358,6 @@ impl LaneJournal {
 impl Drop for LaneJournal {
     /// A subagent that is cancelled together with its caller stores no end of its own.
     fn drop(&mut self) {
-        if self.created.is_some() {
-            self.run_context.subagents.fetch_sub(1, Ordering::Relaxed);
-        }
         let is_cut_off = self.created.is_some() && !self.ended.load(Ordering::Relaxed) && self.stop.is_cancelled();
         if is_cut_off && !self.run_context.core.shutdown.soft().is_cancelled() {
             self.record_cancellation();

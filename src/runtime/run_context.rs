@@ -1,6 +1,6 @@
 //! The context of a run at work, shared by its journals.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use super::children::Children;
@@ -40,8 +40,6 @@ pub(super) struct RunContext {
     pub(super) under_way: CommitOrder,
     /// The subagents at work in this process.
     pub(super) children: Arc<Children>,
-    /// The number of subagents that may store something for this run.
-    pub(super) subagents: AtomicUsize,
     /// The waiting subagents whose callers wait for notifications about them.
     pub(super) parked: Arc<Children>,
     /// The usage of the subagents that have ended in this process.

@@ -236,20 +236,16 @@ pub struct RunRowUpdate<'a> {
     pub makes_progress: bool,
     /// The time of the write.
     pub at: Timestamp,
-    /// True if the row has to be locked on Postgres before the rest of the write is sent: other agents may store something for the
-    /// run, or the rest could be stored twice.
-    pub locks_first: bool,
 }
 
 impl RunRowUpdate<'_> {
-    /// Returns a change of the time only, which locks the row first.
+    /// Returns a change of the time only.
     pub fn at(at: Timestamp) -> Self {
         Self {
             seq: None,
             usage: None,
             makes_progress: false,
             at,
-            locks_first: true,
         }
     }
 }
@@ -304,19 +300,18 @@ fn bind_thread<'t, 'c>(update: Statement<'t, 'c>, holder: LeaseHolder, engine: E
     }
 }
 
-/// Executes the change of a run's row, which fails if the worker does not hold the run any more. It is sent with the rest of the
-/// write, unless the row is locked first.
+/// Executes the change of a run's row, which fails if the worker does not hold the run any more.
 ///
-/// That is for Postgres: the row has to be locked before the turn of the commit is over. And a commit that arrives late, after its
-/// connection was given up, must find its transaction rolled back: in one message with the writes, it could store them behind
-/// their own repetition. The number of changed rows is known then, so the statement need not fail by itself.
-async fn change_held(update: Statement<'_, '_>, engine: Engine, locks_first: bool) -> DbResult<()> {
-    if engine == Engine::Sqlite || !locks_first {
-        return update.change_later().await;
-    }
-    match update.execute().await? {
-        0 => Err(DbError::NoRow),
-        _ => Ok(()),
+/// On Postgres it is sent at once. The row has to be locked before the turn of the commit is over. And a commit that arrives
+/// late, after its connection was given up, must find its transaction rolled back: in one message with the writes, it could store
+/// them behind their own repetition. The number of changed rows is known then, so the statement need not fail by itself.
+async fn change_held(update: Statement<'_, '_>, engine: Engine) -> DbResult<()> {
+    match engine {
+        Engine::Sqlite => update.change_later().await,
+        Engine::Postgres => match update.execute().await? {
+            0 => Err(DbError::NoRow),
+            _ => Ok(()),
+        },
     }
 }
 
@@ -324,8 +319,8 @@ async fn change_held(update: Statement<'_, '_>, engine: Engine, locks_first: boo
 /// follows in the transaction, which fails if the worker does not hold the run any more.
 ///
 /// # Errors
-/// [`DbError::NoRow`] if the worker does not hold the run: by the end of the transaction, see [`Statement::change_later`], on SQLite
-/// and if the row is not locked first.
+/// [`DbError::NoRow`] if the worker does not hold the run: on SQLite by the end of the transaction, see
+/// [`Statement::change_later`].
 pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<()> {
     const CHANGE: &str =
         "update runs set updated_at = $4, usage = coalesce($5, usage), crashes = case when $6 then 0 else crashes end";

@@ -33,8 +33,6 @@ on_both!(
     nothing_is_stored_on_behalf_of_a_claim_that_is_lost,
     a_lost_claim_is_told_by_the_next_statement,
     a_row_that_is_not_found_is_no_lost_claim,
-    a_step_that_arrives_after_its_repetition_is_not_stored,
-    nothing_is_stored_in_one_message_on_behalf_of_a_claim_that_is_lost,
     a_savepoint_undoes_one_part,
     a_panicking_job_does_not_affect_others,
     a_job_finishes_without_its_caller,
@@ -570,60 +568,6 @@ async fn a_job_on_sqlite_that_ignores_that_its_claim_is_lost_stores_nothing() {
         db.close().await;
     })
     .await;
-}
-
-async fn a_step_that_arrives_after_its_repetition_is_not_stored(db: Db) {
-    let thread = stored_thread(&db).await;
-    let holder = claimed_run(&db, run_at(thread, 1), 2).await;
-    let step = saying("a", None, -1);
-    let store = async |seq: i64| -> DbResult<()> {
-        let step = step.clone();
-        let written = db.write(move |tx| {
-            Box::pin(async move {
-                let trace = RunRowUpdate {
-                    locks_first: false,
-                    ..RunRowUpdate::at(Timestamp(seq))
-                };
-                runs::store_fenced(tx, holder, trace).await?;
-                let placed = checkpoints::NewCheckpoint {
-                    thread,
-                    lane: Lane::Main,
-                    seq,
-                    segment: None,
-                    run: Some(holder.run),
-                    entry: &step,
-                    position: &Position::default(),
-                    at: Timestamp(seq),
-                };
-                checkpoints::insert(tx, &placed).await.map(drop)
-            })
-        });
-        written.await
-    };
-    store(9).await.expect("the repetition");
-    let late = store(5).await;
-    assert!(matches!(late, Err(DbError::Conflict(_))), "{late:?}");
-    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, thread)), 9);
-    let id = holder.run;
-    let run = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
-    assert_eq!(run.updated_at, Timestamp(9));
-}
-
-async fn nothing_is_stored_in_one_message_on_behalf_of_a_claim_that_is_lost(db: Db) {
-    let thread = stored_thread(&db).await;
-    let lost = lost_claim(&db, thread).await;
-    let written = db.write(move |tx| {
-        Box::pin(async move {
-            let trace = RunRowUpdate {
-                locks_first: false,
-                ..RunRowUpdate::at(Timestamp(3))
-            };
-            runs::store_fenced(tx, lost, trace).await?;
-            store_event(tx, thread, 1).await
-        })
-    });
-    assert!(matches!(written.await, Err(DbError::NoRow)));
-    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, thread)), 0);
 }
 
 async fn a_row_that_is_not_found_is_no_lost_claim(db: Db) {

@@ -132,7 +132,6 @@ impl LaneJournal {
     fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: RegisteredChild, meter: &Arc<Meter>) -> Self {
         let root = self.run_context.run.id;
         self.run_context.subagents_used.forget(run.id);
-        self.run_context.subagents.fetch_add(1, Ordering::Relaxed);
         Self {
             trace: self.run_context.trace.at(|| SpanId::of_child(run.id, root)),
             is_in_tree: run.lineage.root == root,

@@ -57,16 +57,11 @@ pub(super) async fn write_batch(
         Some(used) => quotas::count_growth(tx, run_context, run, used).await?,
         None => DayUse::default(),
     };
-    // The main agent alone commits one thing after the other. And if its batch arrives late, behind its own repetition, the ids of its
-    // steps are taken, so nothing of it is stored.
-    let is_alone = lane == Lane::Main && run_context.subagents.load(Ordering::Relaxed) == 0;
-    let is_refused_twice = !batch.entries.is_empty();
     let trace = RunRowUpdate {
         seq: (!run_context.has_first_seq.load(Ordering::Relaxed)).then_some(batch.first),
         usage,
         makes_progress: batch.makes_progress(),
         at,
-        locks_first: !(is_alone && is_refused_twice && before.is_empty()),
     };
     match &batch.ended {
         Some(end) if lane == Lane::Main => {
@@ -79,8 +74,7 @@ pub(super) async fn write_batch(
         }
         Some(_) | None => db::runs::store_fenced(tx, run_context.holder(), trace).await?,
     }
-    // The row is locked now until the end of the transaction, or nobody else has a turn meanwhile, so the turn is over. SQLite has
-    // one writer at a time anyway.
+    // The row is locked now until the end of the transaction, so the turn is over. SQLite has one writer at a time anyway.
     drop(turn);
     // An earlier try has released the row by now, whatever its outcome.
     for first in before {
