@@ -152,8 +152,8 @@ class Load:
         async for threads in self.pages(clients, begun + READING_S):
             others += [thread for thread in threads if thread["thread_id"] not in own]
         chance.shuffle(others)
-        gate = asyncio.Semaphore(READERS)
-        await asyncio.gather(*(self.check_thread(gate, clients, thread, begun + READING_S) for thread in others))
+        permits = asyncio.Semaphore(READERS)
+        await asyncio.gather(*(self.check_thread(permits, clients, thread, begun + READING_S) for thread in others))
         for violation in self.tools.violations({thread["thread_id"] for thread in others if is_sent(messages_of(thread))}):
             clients.violation(violation)
 
@@ -175,14 +175,14 @@ class Load:
             # A page that would be too large has fewer threads than it was asked for.
             body["offset"] += len(threads)
 
-    async def check_thread(self, gate, clients, thread, deadline):
+    async def check_thread(self, permits, clients, thread, deadline):
         name = thread["thread_id"]
         # A thread without runs, such as one whose client was not answered, has no messages.
         messages = messages_of(thread)
         fault = fault_of(messages, thread["status"] == "idle" and bool(messages))
         if fault:
             clients.violation(f"thread {name} of the load is {thread['status']}: {fault}")
-        async with gate:
+        async with permits:
             if time.monotonic() > deadline:
                 self.counts["load threads whose runs were not read"] += 1
                 return
