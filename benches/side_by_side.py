@@ -10,14 +10,17 @@ has the medians, and their ratios, which say more than the milliseconds: client,
 With `--database URL` the server has another database than SQLite, which keeps what is stored from one measurement to the next; the
 processor time of the processes `--also PID`, with their children, counts to that of the server.
 
-With `--write FILE` the table replaces the one in a document, as in `docs/testing-and-performance.md`. With `--only WORD` there are only
-the rows whose names contain the word; they are printed and not written. With `--further` there are further rows, and none is written:
-a long history, streams that were on time, the start and the memory of an idle server. With `--keys` the server asks for an API key, which
-the client must send as `x-api-key` if the variable `AGENTBENCH_KEY` has one: compare with a run without.
+With `--write` the table replaces the one in `docs/testing-and-performance.md`, or, with a database of Postgres, the second one there. A
+short table of both replaces that in `README.md`. With `--short` nothing is measured: the short table is made of the figures that the page
+has, and printed, and with `--write` written. With `--only WORD` there are only the rows whose names contain the word; they are printed and
+not written. With `--further` there are further rows, and none is written: a long history, streams that were on time, the start and the
+memory of an idle server. With `--keys` the server asks for an API key, which the client must send as `x-api-key` if the variable
+`AGENTBENCH_KEY` has one: compare with a run without.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -31,10 +34,19 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "proof"))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "proof"))
 from parts import free_port  # noqa: E402
 
-HEADING = "| What | adjutant | bare | ratio |"
+# The page with all figures, and the document with a few of them, between two marks.
+PAGE = ROOT / "docs" / "testing-and-performance.md"
+README = ROOT / "README.md"
+MARKS = ("<!-- figures -->\n", "<!-- end of figures -->\n")
+HEADINGS = {
+    "sqlite": "| What | adjutant | bare | ratio |",
+    "postgres": "| What | adjutant | bare, on SQLite | ratio |",
+}
+SHORT_HEADING = "| What | bare | SQLite | Postgres | ratios |"
 KEY = "adj_0123456789abcdef0123456789abcdef"
 TOKENS = 500
 STREAMS = 1000
@@ -131,26 +143,50 @@ class Row:
     assistant: str = field(default="plain")
     # What makes the thread that is measured; none if each run has a thread of its own.
     before: str = field(default="")
+    # The names of its first metrics in the short table; none if it is not there.
+    short: list = field(default_factory=list)
 
 
 ROWS = [
-    Row("one-step run with its thread, `runs/wait`, 1 client: p50", "--scenario wait --clients 1", [p50("run_ms")]),
-    Row("the same, 16 clients: runs; CPU of a run", "--scenario wait --clients 16", [RATE, CPU]),
-    Row("ten model/tool steps (a tool behind HTTP), 1 client: p50", "--scenario loop --clients 1", [p50("run_ms")]),
+    Row(
+        "one-step run with its thread, `runs/wait`, 1 client: p50",
+        "--scenario wait --clients 1",
+        [p50("run_ms")],
+        short=["run of one step, with its thread"],
+    ),
+    Row(
+        "the same, 16 clients: runs; CPU of a run",
+        "--scenario wait --clients 16",
+        [RATE, CPU],
+        short=["such runs of 16 clients"],
+    ),
+    Row(
+        "ten model/tool steps (a tool behind HTTP), 1 client: p50",
+        "--scenario loop --clients 1",
+        [p50("run_ms")],
+        short=["run of ten model/tool steps"],
+    ),
     Row("the same, 8 clients: CPU of a run", "--scenario loop --clients 8", [CPU]),
     Row("one delegation: p50", "--scenario delegate --n 1 --clients 1", [p50("run_ms")]),
-    Row("four delegations side by side: p50", "--scenario delegate --n 4 --clients 1", [p50("run_ms")]),
+    Row(
+        "four delegations side by side: p50",
+        "--scenario delegate --n 4 --clients 1",
+        [p50("run_ms")],
+        short=["run with four delegations side by side"],
+    ),
     Row("the same, 8 clients: CPU of a run", "--scenario delegate --n 4 --clients 8", [CPU]),
     Row(
         f"stream of {TOKENS} tokens: first event; CPU of a token",
         f"--scenario stream --chunks {TOKENS} --clients 1",
         [p50("first_event_ms"), CPU_OF_TOKEN],
+        short=["first event of a streamed answer"],
     ),
     Row(
         "run to an approval; its resume: p50",
         "--scenario resume --clients 1",
         [p50("to_interrupt_ms"), p50("resume_ms")],
         "agent",
+        short=["run up to an approval", "the run that the approval continues"],
     ),
     Row("the same, 8 clients: CPU for both", "--scenario resume --clients 8", [CPU], "agent"),
     Row(
@@ -309,14 +345,44 @@ def line(row, values):
     return f"| {row.what} | {cell('adjutant')} | {cell('bare')} | {'; '.join(ratios)} |"
 
 
-def replaced(text, lines):
-    """Returns a document with other rows in its table."""
-    before, _, rest = text.partition(HEADING + "\n")
+def replaced(text, heading, lines):
+    """Returns a document with other rows in a table."""
+    before, _, rest = text.partition(heading + "\n")
     rule, _, rest = rest.partition("\n")
     after = rest.split("\n")
     while after and after[0].startswith("|"):
         after.pop(0)
-    return before + "\n".join([HEADING, rule, *lines, *after])
+    return before + "\n".join([heading, rule, *lines, *after])
+
+
+def figures(text, heading):
+    """Returns the cells of a table behind the first one, by that, with the texts of several metrics apart."""
+    _, _, rest = text.partition(heading + "\n")
+    rows = itertools.takewhile(lambda line: line.startswith("|"), rest.splitlines()[1:])
+    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+    return {what: [cell.split("; ") for cell in others] for what, *others in cells}
+
+
+def short_table(text):
+    """Returns the short table of a page with both tables."""
+    sqlite = figures(text, HEADINGS["sqlite"])
+    postgres = figures(text, HEADINGS["postgres"])
+    lines = [SHORT_HEADING, "|---|---|---|---|---|"]
+    for row in ROWS:
+        for at, name in enumerate(row.short):
+            own, bare, ratio = (cell[at] for cell in sqlite[row.what])
+            own_of_postgres, _, ratio_of_postgres = (cell[at] for cell in postgres[row.what])
+            lines.append(f"| {name} | {bare} | {own} | {own_of_postgres} | {ratio}; {ratio_of_postgres} |")
+    return lines
+
+
+def write_short_table(lines):
+    """Replaces what is between the marks."""
+    before, begin, rest = README.read_text().partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not end:
+        sys.exit(f"{README} has no marks")
+    README.write_text(before + begin + "\n".join(lines) + "\n" + end + after)
 
 
 def main():
@@ -332,11 +398,18 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="the measurements of each server for a row")
     parser.add_argument("--only", default="", help="a word in the names of the rows to measure")
     parser.add_argument("--further", action="store_true", help="measure further rows, and write none")
-    parser.add_argument("--write", type=Path, help="the document whose table is replaced")
+    parser.add_argument("--write", action="store_true", help="replace the tables in the documents")
+    parser.add_argument("--short", action="store_true", help="print the short table of the figures in the page and end")
     parser.add_argument("--rows", action="store_true", help="print the names of the rows and end")
     options = parser.parse_args()
     if options.rows:
         print("\n".join(row.what for row in ROWS))
+        return
+    if options.short:
+        lines = short_table(PAGE.read_text())
+        print("\n".join(lines))
+        if options.write:
+            write_short_table(lines)
         return
     if not options.server or not options.agentbench:
         parser.error("--server and --agentbench must be given")
@@ -344,6 +417,7 @@ def main():
     options.agentbench = options.agentbench.resolve()
     if options.keys:
         os.environ.setdefault("AGENTBENCH_KEY", KEY)
+    heading = HEADINGS["postgres" if options.database.startswith("postgres") else "sqlite"]
     rows = [row for row in (ROWS + FURTHER if options.further else ROWS) if options.only in row.what]
     lines = []
     with tempfile.TemporaryDirectory() as folder:
@@ -351,12 +425,13 @@ def main():
         command = [options.agentbench, "llm", "--port", model.rsplit(":", 1)[1], "--threads", "2"]
         with running(command, folder, model):
             comparison = Comparison(options, model)
-            print(HEADING)
+            print(heading)
             for row in rows:
                 lines.append(line(row, comparison.values(row)))
                 print(lines[-1], flush=True)
     if options.write and not options.only and not options.further:
-        options.write.write_text(replaced(options.write.read_text(), lines))
+        PAGE.write_text(replaced(PAGE.read_text(), heading, lines))
+        write_short_table(short_table(PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ mod target;
 
 pub(super) use build_run::{settings, task_lineage, with_choices};
 pub(super) use check::{check, check_ahead, choose_ahead};
-pub(super) use permission::{check_tenant, find_assistant, refuse_assistant, refuse_by_policies};
+pub(super) use permission::{check_tenant, check_update, find_assistant, refuse_assistant, refuse_by_policies};
 pub(super) use start::{UnstoredRun, check_stateless, decide, start_as, try_start};
 
 /// A run that was admitted.

@@ -156,7 +156,7 @@ async fn check_cron(
     chosen.map_err(CronError::of_check)?;
     admission::check_tenant(&resolved, &caller.tenant, &caller, &context.core).map_err(CronError::of_check)?;
     if !caller.is_unrestricted() {
-        let checked = check_thread_by_policies(tx, &cron, &caller, &context.core).await;
+        let checked = check_thread(tx, &cron, &caller, &context.core).await;
         checked.map_err(CronError::of_check)?;
     }
     admission::check_ahead(&new_run, &resolved, context)?;
@@ -199,32 +199,44 @@ fn only_stops(old: &Cron, new_cron: &NewCron, now: Timestamp) -> bool {
     !new_cron.enabled && has_same_request(old, &new_cron.clone().into_cron(old.id, old.assistant, now))
 }
 
-/// Checks that no policy forbids a user the runs of a cron on their thread, or on threads that the cron creates.
-async fn check_thread_by_policies(
-    tx: &mut Tx<'_>,
-    cron: &Cron,
-    user: &Identity,
-    core: &Arc<Core>,
-) -> Result<(), StartError> {
-    let new = || {
-        Thread::new(
+/// Returns the thread of a cron's runs, or one as the cron creates for each of them.
+async fn thread_of_runs(tx: &mut Tx<'_>, cron: &Cron) -> Result<Thread, StartError> {
+    match cron.thread {
+        Some(id) => db::threads::find(tx, id).await?.ok_or(StartError::NoThread(id)),
+        None => Ok(Thread::new(
             ThreadId::mint(),
             cron.ownership.clone(),
             new_run_of(cron).metadata,
             cron.created_at,
-        )
-    };
-    let thread = match cron.thread {
-        Some(id) => db::threads::find(tx, id).await?.ok_or(StartError::NoThread(id))?,
-        None => new(),
-    };
+        )),
+    }
+}
+
+/// Checks that a user who creates or changes a cron may write into the state of its thread if its runs do so by a command, and
+/// that no policy forbids the runs.
+async fn check_thread(tx: &mut Tx<'_>, cron: &Cron, user: &Identity, core: &Arc<Core>) -> Result<(), StartError> {
+    let thread = thread_of_runs(tx, cron).await?;
+    if cron.request.brings_update() {
+        admission::check_update(tx, &thread, user, core).await?;
+    }
+    check_by_policies(tx, cron, &thread, user, core).await
+}
+
+/// Checks that no policy forbids a user the runs of a cron on their thread, or on threads that the cron creates.
+async fn check_by_policies(
+    tx: &mut Tx<'_>,
+    cron: &Cron,
+    thread: &Thread,
+    user: &Identity,
+    core: &Arc<Core>,
+) -> Result<(), StartError> {
     if cron.thread.is_none() && cron.keep_threads {
-        admission::refuse_by_policies(tx, &thread, user, Action::ThreadsCreate, core).await?;
+        admission::refuse_by_policies(tx, thread, user, Action::ThreadsCreate, core).await?;
     }
     if cron.request.brings_update() {
-        admission::refuse_by_policies(tx, &thread, user, Action::ThreadsUpdate, core).await?;
+        admission::refuse_by_policies(tx, thread, user, Action::ThreadsUpdate, core).await?;
     }
-    admission::refuse_by_policies(tx, &thread, user, Action::ThreadsCreateRun, core).await
+    admission::refuse_by_policies(tx, thread, user, Action::ThreadsCreateRun, core).await
 }
 
 /// Checks that the user of a cron may still read its assistant, which may be shared no more, and that no policy forbids the next
@@ -236,7 +248,8 @@ pub(super) async fn check_user(tx: &mut Tx<'_>, cron: &Cron, core: &Arc<Core>) -
     if let Some(assistant) = db::assistants::find(tx, cron.assistant).await? {
         admission::refuse_assistant(&assistant, user, core)?;
     }
-    check_thread_by_policies(tx, cron, &user.to_identity(), core).await
+    let thread = thread_of_runs(tx, cron).await?;
+    check_by_policies(tx, cron, &thread, &user.to_identity(), core).await
 }
 
 /// The handle for crons: creates, changes and deletes them. Cheap to clone.

@@ -16,16 +16,8 @@ SILENCE_S = 12.0
 ANSWER = "The entries are written, and this is a sentence that takes a while to say."
 
 
-class ToolService:
-    """The service behind the tools. It counts what it is asked to do."""
-
-    def __init__(self):
-        # For each entry, the ids of the calls that wanted it written. `record` writes once for each id.
-        self.records = collections.defaultdict(set)
-        # For each entry, how often money was taken.
-        self.charges = collections.Counter()
-        # For each entry, how often a human, asked about a call with an unknown outcome, had it made again.
-        self.approvals = collections.Counter()
+class Service:
+    """A service behind tools, over HTTP."""
 
     async def open(self, host):
         self.host = host
@@ -41,15 +33,32 @@ class ToolService:
                 headers = dict(line.lower().split(": ", 1) for line in lines if ": " in line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 tool = first.split(" ")[1].rsplit("/", 1)[-1]
-                answer = json.dumps(self._do(tool, json.loads(body)["args"]["entry"], headers)).encode()
+                answer = json.dumps(self.do(tool, json.loads(body), headers["adjutant-task-id"])).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
                 writer.write(b"content-length: %d\r\n\r\n" % len(answer) + answer)
                 await writer.drain()
         writer.close()
 
-    def _do(self, tool, entry, headers):
+    def do(self, tool, request, task):
+        """Does what a call asks, whose task has an id. Returns its result."""
+        raise NotImplementedError
+
+
+class ToolService(Service):
+    """The service behind the tools of the clients. It counts what it is asked to do."""
+
+    def __init__(self):
+        # For each entry, the ids of the calls that wanted it written. `record` writes once for each id.
+        self.records = collections.defaultdict(set)
+        # For each entry, how often money was taken.
+        self.charges = collections.Counter()
+        # For each entry, how often a human, asked about a call with an unknown outcome, had it made again.
+        self.approvals = collections.Counter()
+
+    def do(self, tool, request, task):
+        entry = request["args"]["entry"]
         if tool == "record":
-            self.records[entry].add(headers["adjutant-task-id"])
+            self.records[entry].add(task)
         else:
             self.charges[entry] += 1
         return f"{tool} {entry}"

@@ -10,7 +10,7 @@ PIECE = 64 * 1024
 
 
 class Link:
-    """A TCP proxy from a port of its own to a target.
+    """A TCP proxy from a port of its own to one of this machine.
 
     `cut` closes connections and accepts no new ones, as when the other side is gone. `silence` keeps connections open and
     passes nothing on in one direction or in both, as when packets are lost: what was sent arrives after `heal`. `delay`
@@ -19,10 +19,11 @@ class Link:
 
     faults = ("cuts", "silences_there", "silences_back", "silences", "delays")
 
-    def __init__(self, name, port, target):
+    def __init__(self, name, port, target, host=HERE):
         self.name = name
         self.port = port
-        self.address = f"127.0.0.1:{port}"
+        self.host = host
+        self.address = f"{host.address}:{port}"
         self.target = target
         self.flows = {"there": asyncio.Event(), "back": asyncio.Event()}
         self.heal()
@@ -30,7 +31,7 @@ class Link:
         self.running = set()
 
     async def open(self):
-        self.server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.server = await asyncio.start_server(self._accept, self.host.address, self.port)
         return self
 
     def heal(self):

@@ -227,16 +227,56 @@ system_prompt = "You write entries."
 tools = ["record"]
 """
 
+# The agents and tools of agentbench.
+LOAD_CONFIGURATION = """
+[providers.lab]
+kind = "openai"
+base_url = "http://{model}/v1"
+api_key = "lab"
+
+[tools.lookup]
+kind = "http"
+description = "Looks a fact up."
+url = "http://{load_tools}/tools/lookup"
+parameters = {{ type = "object", properties = {{ query = {{ type = "string" }} }}, required = ["query"] }}
+after_crash = "repeat"
+timeout_s = 90
+max_retries = 9
+
+[tools.send_email]
+kind = "http"
+description = "Sends an email, each time it is asked."
+url = "http://{load_tools}/tools/send_email"
+parameters = {{ type = "object", properties = {{ to = {{ type = "string" }}, body = {{ type = "string" }} }}, required = ["to", "body"] }}
+after_crash = "ask"
+timeout_s = 90
+max_retries = 9
+
+[agents.plain]
+model = "lab:mock"
+system_prompt = "You are plain."
+tools = ["lookup"]
+
+[[agents.plain.subagents]]
+name = "researcher"
+description = "Researches one question in depth."
+system_prompt = "You are the researcher."
+tools = ["lookup"]
+
+[agents.agent]
+model = "lab:mock"
+system_prompt = "You ask before you send."
+tools = ["lookup", "send_email"]
+interrupt_on = {{ send_email = {{ allowed_decisions = ["approve", "edit", "reject"] }} }}
+"""
+
 
 def server(folder, program, number, port, used, host=HERE):
     """Returns a server, which is not started yet. `used` has the addresses of what it uses, with their ports."""
     cluster = f'[cluster]\nnats = "nats://{used["nats"]}"\n' if "nats" in used else ""
+    text = CONFIGURATION + LOAD_CONFIGURATION if "model" in used else CONFIGURATION
     file = folder / f"server-{number}.toml"
-    file.write_text(
-        CONFIGURATION.format(
-            address=host.address, port=port, database=used["database"], tools=used["tools"], cluster=cluster
-        )
-    )
+    file.write_text(text.format(address=host.address, port=port, cluster=cluster, **used))
     log = folder / f"server-{number}.log"
     command = [program, "serve", "--config", file]
     env = {"NO_COLOR": "1", "ADJUTANT_INSECURE_NO_AUTH": "1"}

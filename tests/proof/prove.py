@@ -12,6 +12,8 @@ With `--former` the servers begin as the program of another release, and are rep
 both at work on one database. Then the upgrade is finished, while one more server of the former release, which no client asks, is
 suspended without a connection. It comes back and may change nothing.
 
+With `--load-program` the load of agentbench is there as well, whose runs have to end once and have their effects once, too.
+
 With `--namespaces` each part has a network namespace, and packets between them are lost and delayed.
 """
 
@@ -30,6 +32,7 @@ import namespaces
 import parts
 from clients import Clients, ToolService
 from links import Proxies
+from load import Load
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = 3
@@ -39,23 +42,29 @@ HEALING_S = 120
 SERVERS_MORE = 3
 # A proof of this length fails if a part did not have one of its faults.
 WHOLE_MINUTES = 10.0
+# The errors of the load that are printed: those that came most often.
+LOAD_ERRORS = 20
 
 
 class Cluster:
     """The processes, and the network between them."""
 
-    def __init__(self, folder, options, network, tools):
+    def __init__(self, folder, options, network, tools, load):
         self.network = network
         self.servers = []
         self.postgres = parts.postgres(folder, Path(options.postgres), parts.free_port(), network.host("postgres"))
         self.nats = None
         if options.nats:
             self.nats = parts.nats(folder, options.nats, parts.free_port(), network.host("nats"))
+        # Their services are in the namespace of the program. They fail with the connection to its tools, if at all.
+        services = {"tools": tools.address}
+        if load:
+            services |= {"model": load.link.address, "load_tools": load.tools.address}
         front = network.host("haproxy")
         fronts = []
         for number in range(1, SERVERS + 1):
             host = network.host(f"server-{number}")
-            used = {"tools": tools.address, "database": self.link(f"server {number} and postgres", host, self.postgres).address}
+            used = services | {"database": self.link(f"server {number} and postgres", host, self.postgres).address}
             if self.nats:
                 used["nats"] = self.link(f"server {number} and nats", host, self.nats).address
             program = options.former or options.server
@@ -66,7 +75,7 @@ class Cluster:
         if options.former:
             host = network.host("straggler")
             self.straggling = self.link("the straggler and postgres", host, self.postgres)
-            used = {"tools": tools.address, "database": self.straggling.address}
+            used = services | {"database": self.straggling.address}
             if self.nats:
                 used["nats"] = self.nats.address
             self.straggler = parts.server(folder, options.former, SERVERS + 1, parts.free_port(), used, host)
@@ -249,12 +258,19 @@ async def prove(options, folder):
     chance = random.Random(options.seed)
     network = namespaces.Switch() if options.namespaces else Proxies()
     tools = await ToolService().open(network.driver)
-    cluster = Cluster(folder, options, network, tools)
-    clients = Clients(f"http://{cluster.haproxy.address}", tools)
+    load = None
+    if options.load_program:
+        load = await Load(folder, options.load_program, options.load_clients, network.driver).open()
+    cluster = Cluster(folder, options, network, tools, load)
+    base = f"http://{cluster.haproxy.address}"
+    clients = Clients(base, tools)
     driver = Driver(cluster, chance)
     try:
         await cluster.start()
         using = [asyncio.create_task(clients.use(number)) for number in range(options.clients)]
+        if load:
+            await load.start()
+            using.append(asyncio.create_task(load.use(base)))
         breaking = [asyncio.create_task(driver.run()) for _ in range(2)]
         if options.former:
             # The last part is for the time after the end of the upgrade.
@@ -264,6 +280,8 @@ async def prove(options, folder):
         driver.is_over = True
         await asyncio.gather(*breaking)
         clients.is_over = True
+        if load:
+            load.is_over = True
         deadline = time.monotonic() + HEALING_S
         _, stuck = await asyncio.wait(using, timeout=HEALING_S)
         for task in stuck:
@@ -273,11 +291,21 @@ async def prove(options, folder):
             if task.exception():
                 clients.violation(f"a client failed: {task.exception()!r}")
         await clients.check(deadline + HEALING_S)
+        if load:
+            await load.check(clients, chance)
     finally:
         await cluster.end()
+        if load:
+            await load.close()
     for fault in sorted(set(driver.done)):
         print(f"{driver.done.count(fault):5} {fault}")
-    for name, count in sorted((clients.counts + network.counts).items()):
+    counts = clients.counts + network.counts
+    if load:
+        counts += load.counts
+        # A server that ends takes the requests with it that it has not answered.
+        for error, count in load.errors.most_common(LOAD_ERRORS):
+            print(f"{count:5} error of the load: {error}")
+    for name, count in sorted(counts.items()):
         print(f"{count:5} {name}")
     faults = len(driver.done)
     missing = driver.missing() if options.minutes >= WHOLE_MINUTES else []
@@ -293,6 +321,8 @@ def main():
     parser.add_argument("--former", type=Path, help="the program with which the servers begin")
     parser.add_argument("--minutes", type=float, default=30.0, help="how long parts fail")
     parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--load-program", type=Path, help="the program agentbench, whose load is there beside the clients")
+    parser.add_argument("--load-clients", type=int, default=4, help="the clients of that load")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--postgres", default="/usr/lib/postgresql/15/bin", help="the folder of the programs of Postgres")
     parser.add_argument("--haproxy", default=shutil.which("haproxy") or "/usr/sbin/haproxy")
@@ -304,6 +334,7 @@ def main():
         namespaces.enter()
     options.server = options.server.resolve()
     options.former = options.former and options.former.resolve()
+    options.load_program = options.load_program and options.load_program.resolve()
     folder = Path(tempfile.mkdtemp(prefix="adjutant-proof-"))
     folder.chmod(0o755)
     print(f"seed {options.seed}, logs in {folder}", flush=True)

@@ -302,6 +302,16 @@ const SEARCHES: [(&str, &str); 76] = [
         "runs_running",
     ),
     (
+        "update runs set status = 'interrupted' where thread_id = {id} and depth > 0 and status = 'running'",
+        "runs_children_running",
+    ),
+    (
+        "select child.run_id, child.cancel from runs main join runs child on child.thread_id = main.thread_id \
+         where main.depth = 0 and main.status = 'running' and main.worker = {id} \
+         and child.depth > 0 and child.status = 'running' and child.cancel is not null",
+        "runs_children_running",
+    ),
+    (
         "select run_id, cancel from runs where depth = 0 and status = 'running' and worker = {id} and cancel is not null",
         "runs_running",
     ),

@@ -132,7 +132,12 @@ pub(super) async fn check_thread(
 }
 
 /// Checks whether the caller of a run may write into the state of a thread, as for a write without a run.
-async fn check_update(tx: &mut Tx<'_>, thread: &Thread, caller: &Identity, core: &Arc<Core>) -> Result<(), StartError> {
+pub(in crate::runtime) async fn check_update(
+    tx: &mut Tx<'_>,
+    thread: &Thread,
+    caller: &Identity,
+    core: &Arc<Core>,
+) -> Result<(), StartError> {
     let action = Action::ThreadsUpdate;
     let decided = access::decide_about_thread(tx, core, caller, action, thread, false).await?;
     decided.map_err(|denial| {

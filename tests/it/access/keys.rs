@@ -31,6 +31,7 @@ on_both_engines! {
     nobody_creates_a_key_beyond_their_own_rights,
     a_key_that_only_starts_runs_brings_no_answers_of_a_program,
     a_key_that_only_starts_runs_writes_no_state_by_a_command,
+    a_key_that_only_starts_runs_writes_no_state_by_a_cron,
     only_admins_manage_keys,
     keys_of_other_tenants_do_not_exist,
     invalid_fields_are_named,
@@ -285,6 +286,33 @@ async fn a_key_that_only_starts_runs_writes_no_state_by_a_command(server: TestSe
     let message = ann.run_body("hello", json!({}));
     program.post(&ann.path("/runs/wait"), message).await.ok();
     ann.client().post(&ann.path("/runs/wait"), run).await.ok();
+}
+
+async fn a_key_that_only_starts_runs_writes_no_state_by_a_cron(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let scopes = ["threads:read", "threads:create_run", "assistants:*", "crons:*"];
+    let rights = json!({"name": "runs", "user": "ann", "roles": ["user"], "scopes": scopes});
+    let issued = create(&keys.client("root"), rights).await;
+    let program = keys.with(&text_of(&issued));
+    let update = json!({"update": {"messages": [{"role": "user", "content": "a note"}]}});
+    let writes = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "command": update});
+    let goes = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "command": {"goto": "model"}});
+    for path in [ann.path("/runs/crons"), "/runs/crons".to_owned()] {
+        let detail = program.post(&path, writes.clone()).await.refused(403);
+        assert!(detail.contains("`threads:update`"), "{path}: {detail}");
+        let cron = program.post(&path, goes.clone()).await.ok();
+        let own = format!("/runs/crons/{}", cron["cron_id"].as_str().expect("an id"));
+        let detail = program.patch(&own, json!({"command": update})).await.refused(403);
+        assert!(detail.contains("`threads:update`"), "{path}: {detail}");
+        program.patch(&own, json!({"schedule": "@daily"})).await.ok();
+        // Whoever may write into the state may have a cron do so. Others may stop that cron, and start it no more.
+        ann.client().patch(&own, json!({"command": update})).await.ok();
+        program.patch(&own, json!({"schedule": "@yearly"})).await.refused(403);
+        let stopped = program.patch(&own, json!({"enabled": false})).await.ok();
+        assert_eq!(stopped["enabled"], false);
+        program.patch(&own, json!({"enabled": true})).await.refused(403);
+    }
 }
 
 async fn only_admins_manage_keys(server: TestServer) {

@@ -383,7 +383,9 @@ fn a_person_at_a_terminal_reads_where_everything_is() {
         skipped::<()>("the program `script`");
         return;
     }
-    let served = format!("{} --listen 127.0.0.1:0", env!("CARGO_BIN_EXE_adjutant"));
+    // The server ends with its terminal, also where the tests are started with `nohup`.
+    let program = env!("CARGO_BIN_EXE_adjutant");
+    let served = format!("env --default-signal=HUP {program} --listen 127.0.0.1:0");
     let mut child = Command::new("script")
         .args(["-qefc", &served, "/dev/null"])
         .current_dir(folder.path())

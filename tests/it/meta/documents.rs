@@ -418,21 +418,34 @@ async fn the_request_bodies_are_accepted() {
     }
 }
 
-#[test]
-fn the_table_of_measurements_has_the_rows_of_the_script_that_writes_it() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let script = root.join("benches/side_by_side.py");
-    let output = Command::new("python3").arg(script).arg("--rows").output();
+/// Returns what the script prints that writes the tables of measurements.
+fn script_of_measurements_says(option: &str) -> String {
+    let script = root().join("benches/side_by_side.py");
+    let output = Command::new("python3").arg("-B").arg(script).arg(option).output();
     let output = output.expect("python3");
     assert!(output.status.success(), "{output:?}");
-    let names = String::from_utf8(output.stdout).expect("text");
-    let page = fs::read_to_string(root.join("docs/testing-and-performance.md")).expect("text");
-    let (_, table) = page
-        .split_once("| What | adjutant | bare | ratio |\n")
-        .expect("the table");
-    let rows = table.lines().skip(1).take_while(|line| line.starts_with("| "));
-    let written: Vec<&str> = rows.filter_map(|row| row[2..].split(" | ").next()).collect();
-    assert_eq!(written, names.lines().collect::<Vec<_>>());
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn the_tables_of_measurements_have_the_rows_of_the_script_that_writes_them() {
+    let names = script_of_measurements_says("--rows");
+    let page = Document::read("docs/testing-and-performance.md").text;
+    for bare in ["bare", "bare, on SQLite"] {
+        let heading = format!("| What | adjutant | {bare} | ratio |\n");
+        let (_, table) = page.split_once(&heading).expect("the table");
+        let rows = table.lines().skip(1).take_while(|line| line.starts_with("| "));
+        let written: Vec<&str> = rows.filter_map(|row| row[2..].split(" | ").next()).collect();
+        assert_eq!(written, names.lines().collect::<Vec<_>>(), "{bare}");
+    }
+}
+
+#[test]
+fn the_readme_has_the_figures_of_the_page_about_measurements() {
+    let text = Document::read("README.md").text;
+    let (_, table) = text.split_once("<!-- figures -->\n").expect("the first mark");
+    let (table, _) = table.split_once("<!-- end of figures -->\n").expect("the second mark");
+    assert_eq!(table, script_of_measurements_says("--short"));
 }
 
 #[test]
