@@ -32,14 +32,15 @@
 //! 2. the thread ([`threads::lock`]), and that of an agent before those of its background tasks;
 //! 3. the cron of the thread;
 //! 4. the run of the main agent ([`runs::check_fence`], [`runs::store_fenced`], [`runs::lock`], [`runs::request_cancel`]);
-//! 5. its checkpoints, the runs of its subagents, its interrupts;
+//! 5. its checkpoints, the runs of its subagents, its interrupts with the schemas of their answers;
 //! 6. trees, by their ids ([`trees::lock`]), then background tasks;
 //! 7. jobs, then deliveries.
 //!
 //! A transaction that changes definitions or the agents of clients locks all of them first ([`definitions::lock_changes`]).
 //!
 //! A row that refers to a thread cannot be added while another transaction deletes the thread, so a step of a run locks
-//! its thread in the weakest way (`key share`) before its run. That does not wait for [`threads::lock`]. Statements with
+//! its thread in the weakest way (`key share`) before its run. On Postgres, `checkpoints` and `thread_terms` have no foreign key to
+//! threads: who adds rows to them has locked the thread, or stores it. That does not wait for [`threads::lock`]. Statements with
 //! `skip locked` wait for nothing. Should two transactions wait for each other all the same, Postgres ends one with
 //! [`DbError::Busy`], and the runtime repeats it.
 

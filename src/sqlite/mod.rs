@@ -3,7 +3,7 @@
 //! A statement runs on the thread that polls its future, and is done when the future is. The driver of sqlx has a thread for each
 //! connection, to which each statement is handed over and which hands back each row. That costs two switches between threads for
 //! work that mostly takes a few microseconds. Here the caller chooses the thread: `db` has one for the writer and a few for readers.
-//! Statements block, so they must not run on the workers of the runtime.
+//! Statements block: while a server is at work, none runs on the workers of the runtime.
 //!
 //! The types have the names of those of sqlx, and their values the same forms: a database of the one is one of the other.
 

@@ -46,7 +46,8 @@ const OLDER: &str = "with mark as (select ($1::bigint % 4294967296)::text::xid a
         where age(xmin) > age(mark.xid) or ($2::boolean and age(catalog_xmin) > age(mark.xid))";
 
 /// The statement that removes the planner's statistics of a table, if the table is empty: `analyze` leaves the old ones there
-/// then. Columns get the type that they have. Those that a policy uses cannot, but they are ids and names of tenants.
+/// then. Columns get the type that they have. Those that a policy or a trigger uses cannot, but they are ids and names of
+/// tenants.
 const FORGET_STATISTICS: &str = "select 'alter table ' || $1::text || ' ' || string_agg( \
         format('alter column %I type %s', a.attname, format_type(a.atttypid, a.atttypmod)) \
         || case when a.attcollation <> t.typcollation then format(' collate %I.%I', n.nspname, l.collname) else '' end \
@@ -56,7 +57,7 @@ const FORGET_STATISTICS: &str = "select 'alter table ' || $1::text || ' ' || str
     from pg_class c join pg_attribute a on a.attrelid = c.oid join pg_type t on t.oid = a.atttypid \
     left join pg_collation l on l.oid = a.attcollation left join pg_namespace n on n.oid = l.collnamespace \
     where c.oid = $1::text::regclass and c.reltuples <= 0 and a.attnum > 0 and not a.attisdropped \
-    and not exists (select from pg_depend d where d.classid = 'pg_policy'::regclass \
+    and not exists (select from pg_depend d where d.classid in ('pg_policy'::regclass, 'pg_trigger'::regclass) \
         and d.refclassid = 'pg_class'::regclass and d.refobjid = a.attrelid and d.refobjsubid = a.attnum)";
 
 /// The outcome of rewriting a database.

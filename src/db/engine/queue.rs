@@ -74,6 +74,17 @@ impl QueuedOperation {
         }
     }
 
+    /// Runs the operation like [`Self::run`]; none if its caller is gone before the end.
+    pub(in crate::db) async fn run_while_awaited(self, tx: &mut Tx<'_>) -> Option<CompletedOperation> {
+        let caller = self.caller.clone();
+        tokio::select! {
+            // An operation whose caller is gone already does not begin.
+            biased;
+            () = caller.cancelled() => None,
+            completed = self.run(tx) => Some(completed),
+        }
+    }
+
     /// Refuses the operation with this error.
     pub(in crate::db) fn refuse(self, error: DbError) {
         let _ = self.answer.send(Err(error));

@@ -90,9 +90,6 @@ struct SqliteReader {
 impl SqliteReader {
     /// Runs an operation on one snapshot. Its statements are interrupted when its caller is gone, and after the limit.
     async fn read(&self, operation: QueuedOperation) {
-        if operation.caller.is_cancelled() {
-            return;
-        }
         let conn = match self.idle.take() {
             Some(conn) => Ok(conn),
             None => self.options.open(),
@@ -122,13 +119,18 @@ async fn read_in_snapshot(
 ) -> sqlx::Result<()> {
     let access = operation.access.clone();
     let mut tx = Tx::sqlite(SqliteConn::opened(&mut *conn, BEGIN), parts, &access);
-    let done = operation.run(&mut tx).await;
+    // The reader is for others once the caller is gone.
+    let done = operation.run_while_awaited(&mut tx).await;
     if let Some(error) = tx.take_opening_error() {
-        done.report(Err(DbError::from(error)));
+        if let Some(done) = done {
+            done.report(Err(DbError::from(error)));
+        }
         return Err(sqlx::Error::BeginFailed);
     }
     let has_begun = tx.unsent_opening().is_empty();
-    done.report(Ok(()));
+    if let Some(done) = done {
+        done.report(Ok(()));
+    }
     match has_begun {
         true => raw_sql(END).execute(conn).await.map(drop),
         false => Ok(()),

@@ -120,7 +120,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 76] = [
+const SEARCHES: [(&str, &str); 78] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",

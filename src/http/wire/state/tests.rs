@@ -92,7 +92,7 @@ impl Page {
             keys: vec![],
             tasks: true,
         };
-        let mut moments = HistoryEntries::new(parts, budget, HashMap::new(), None);
+        let mut moments = HistoryEntries::new(parts, budget, HashMap::new(), None, Arc::default());
         for checkpoint in self.checkpoints.iter().rev() {
             moments.step(checkpoint);
             moments.state(Some(&checkpoint.state));
