@@ -33,7 +33,7 @@ pub struct SqliteConnection {
     pub(super) depth: usize,
 }
 
-/// Where a statement has its values, and which columns its rows have.
+/// The places of the values of a statement, and the columns of its rows.
 #[derive(Debug, Default)]
 struct StatementForm {
     /// The number of the value of each parameter.

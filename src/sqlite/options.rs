@@ -1,4 +1,4 @@
-//! How a database is opened.
+//! Options of connections.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use super::error::sqlx_error;
 
 /// The number of prepared statements of a connection, unless another one is chosen.
 const STATEMENTS: usize = 100;
-/// How long a statement waits for a lock, unless another time is chosen.
+/// The time for which a statement waits for a lock, unless another one is chosen.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How a database is opened: its file, and what the connection sets.
+/// The file of a database, and what its connection sets.
 #[derive(Clone)]
 pub struct SqliteConnectOptions {
     /// None for a database in memory, which ends with the connection.
