@@ -20,7 +20,9 @@ fn unexpected(value: &SqliteValue, expected: &str) -> BoxDynError {
 fn integer(value: SqliteValueRef<'_>) -> Result<i64, BoxDynError> {
     match value.0 {
         SqliteValue::Integer(number) => Ok(*number),
-        other => Err(unexpected(other, "INTEGER")),
+        SqliteValue::Null | SqliteValue::Real(_) | SqliteValue::Text(_) | SqliteValue::Blob(_) => {
+            Err(unexpected(value.0, "INTEGER"))
+        }
     }
 }
 
@@ -28,7 +30,7 @@ fn integer(value: SqliteValueRef<'_>) -> Result<i64, BoxDynError> {
 fn bytes(value: SqliteValueRef<'_>) -> Result<&[u8], BoxDynError> {
     match value.0 {
         SqliteValue::Text(bytes) | SqliteValue::Blob(bytes) => Ok(bytes),
-        other => Err(unexpected(other, "TEXT or BLOB")),
+        SqliteValue::Null | SqliteValue::Integer(_) | SqliteValue::Real(_) => Err(unexpected(value.0, "TEXT or BLOB")),
     }
 }
 
@@ -102,7 +104,7 @@ impl<'r> Decode<'r, Sqlite> for f64 {
             SqliteValue::Real(number) => Ok(*number),
             #[expect(clippy::cast_precision_loss, reason = "SQLite converts whole numbers alike")]
             SqliteValue::Integer(number) => Ok(*number as Self),
-            other => Err(unexpected(other, "REAL")),
+            SqliteValue::Null | SqliteValue::Text(_) | SqliteValue::Blob(_) => Err(unexpected(value.0, "REAL")),
         }
     }
 }

@@ -26,12 +26,14 @@ impl SqliteError {
 
 /// Returns the error of sqlx.
 pub(super) fn sqlx_error(error: rusqlite::Error) -> sqlx::Error {
-    match error {
-        rusqlite::Error::SqliteFailure(error, message) => sqlx::Error::from(SqliteError::of(error, message)),
-        rusqlite::Error::SqlInputError { error, msg, .. } => sqlx::Error::from(SqliteError::of(error, Some(msg))),
-        // The rest are mistakes of the caller: a path or a text that SQLite cannot take.
-        other => sqlx::Error::Protocol(other.to_string()),
+    if let rusqlite::Error::SqliteFailure(error, message) = error {
+        return sqlx::Error::from(SqliteError::of(error, message));
     }
+    if let rusqlite::Error::SqlInputError { error, msg, .. } = error {
+        return sqlx::Error::from(SqliteError::of(error, Some(msg)));
+    }
+    // The rest are mistakes of the caller: a path or a text that SQLite cannot take.
+    sqlx::Error::Protocol(error.to_string())
 }
 
 impl DatabaseError for SqliteError {
