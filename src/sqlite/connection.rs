@@ -130,9 +130,7 @@ impl SqliteConnection {
         form.bind(&mut statement, &arguments.unwrap_or_default())?;
         let has_ended = step(&mut statement, form, most_rows, steps).map_err(sqlx_error)?;
         if has_ended {
-            steps.push(Either::Left(SqliteQueryResult {
-                changed: self.conn.changes(),
-            }));
+            steps.push(self.end());
         }
         Ok(())
     }
@@ -143,24 +141,19 @@ impl SqliteConnection {
         while let Some(mut statement) = statements.next().map_err(sqlx_error)? {
             let mut form = StatementForm::default();
             step(&mut statement, &mut form, MostRows::All, steps).map_err(sqlx_error)?;
-            steps.push(Either::Left(SqliteQueryResult {
-                changed: self.conn.changes(),
-            }));
+            steps.push(self.end());
         }
         Ok(())
     }
 
-    /// Executes a query, and returns its steps. An error is the last one.
-    fn run_query<'q, E>(&mut self, query: E, most_rows: MostRows) -> Vec<sqlx::Result<Step>>
-    where
-        E: Execute<'q, Sqlite>,
-    {
-        let mut steps = vec![];
-        let ran = self.run_into(query, most_rows, &mut steps);
-        let steps = steps.into_iter().map(Ok);
-        steps.chain(ran.err().map(Err)).collect()
+    /// Returns the end of the statement that was executed last.
+    fn end(&self) -> Step {
+        Either::Left(SqliteQueryResult {
+            changed: self.conn.changes(),
+        })
     }
 
+    /// Executes a query, and adds its steps.
     fn run_into<'q, E>(&mut self, mut query: E, most_rows: MostRows, steps: &mut Vec<Step>) -> sqlx::Result<()>
     where
         E: Execute<'q, Sqlite>,
@@ -268,7 +261,12 @@ impl<'c> Executor<'c> for &'c mut SqliteConnection {
         'c: 'e,
         E: 'q + Execute<'q, Sqlite>,
     {
-        let ran = lazy(move |_| stream::iter(self.run_query(query, MostRows::All)));
+        let ran = lazy(move |_| {
+            let mut steps = vec![];
+            let ran = self.run_into(query, MostRows::All, &mut steps);
+            // An error comes behind the steps before it.
+            stream::iter(steps.into_iter().map(Ok).chain(ran.err().map(Err)))
+        });
         ran.flatten_stream().boxed()
     }
 

@@ -82,33 +82,35 @@ async fn an_upgraded_database_gets_the_constraints_of_a_new_one() {
 }
 
 /// Finishes an upgrade that was finished to a former release: to one with these constraints, which reads `forms`. That waits for
-/// `worker`, a worker of that release, and then refuses it.
-async fn finish_once_more(conn: &mut PgConnection, before: &'static str, forms: u32, worker: &str) {
-    raw_sql(before).execute(&mut *conn).await.expect("a change");
-    assert_eq!(upgrade::forms_read(conn).await.expect("an answer"), forms);
+/// `worker`, a worker of that release, and then refuses it. Returns the database; none without Postgres.
+async fn finished_once_more(before: &'static str, forms: u32, worker: &str) -> Option<(Database, PgConnection)> {
+    let (database, mut conn, new) = upgraded().await?;
+    raw_sql(before).execute(&mut conn).await.expect("a change");
+    assert_eq!(upgrade::forms_read(&mut conn).await.expect("an answer"), forms);
     let insert = format!("insert into workers (worker_id, alive_until) values ('{worker}', 9000000000000000000)");
     let at_work = || raw_sql(AssertSqlSafe(insert.clone()));
-    at_work().execute(&mut *conn).await.expect("it is allowed");
-    assert!(!upgrade::finish(conn).await.expect("an answer"));
+    at_work().execute(&mut conn).await.expect("it is allowed");
+    assert!(!upgrade::finish(&mut conn).await.expect("an answer"));
     raw_sql("update workers set alive_until = 1")
-        .execute(&mut *conn)
+        .execute(&mut conn)
         .await
         .expect("a change");
-    assert!(upgrade::finish(conn).await.expect("it can be finished"));
-    let after = upgrade::forms_read(conn).await.expect("an answer");
+    assert!(upgrade::finish(&mut conn).await.expect("it can be finished"));
+    let after = upgrade::forms_read(&mut conn).await.expect("an answer");
     assert_eq!(after, WorkerId::FORMS_READ);
-    at_work().execute(&mut *conn).await.expect_err("it is refused");
+    at_work().execute(&mut conn).await.expect_err("it is refused");
+    assert_eq!(constraints(&mut conn).await, new);
+    Some((database, conn))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upgrade_from_a_release_that_reads_short_texts_is_finished_once_more() {
-    let Some((database, mut conn, new)) = upgraded().await else {
-        return;
-    };
     // A worker of that release ends with any digits.
     let worker = "01a22810-2e92-818b-a207-ed69ac44c624";
-    finish_once_more(&mut conn, FINISHED_BEFORE, upgrade::SHORT_TEXTS, worker).await;
-    assert_eq!(constraints(&mut conn).await, new);
+    let finished = finished_once_more(FINISHED_BEFORE, upgrade::SHORT_TEXTS, worker).await;
+    let Some((database, mut conn)) = finished else {
+        return;
+    };
     let own = WorkerId::mint().0;
     raw_sql(AssertSqlSafe(format!(
         "insert into workers (worker_id, alive_until) values ('{own}', 1)"
@@ -122,24 +124,22 @@ async fn an_upgrade_from_a_release_that_reads_short_texts_is_finished_once_more(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upgrade_from_a_build_that_reads_questions_once_is_finished_once_more() {
-    let Some((database, mut conn, new)) = upgraded().await else {
+    let worker = "01a22810-2e92-818b-a207-ed6900000002";
+    let finished = finished_once_more(FINISHED_TO_BUILD, upgrade::QUESTIONS_ONCE, worker).await;
+    let Some((database, conn)) = finished else {
         return;
     };
-    let worker = "01a22810-2e92-818b-a207-ed6900000002";
-    finish_once_more(&mut conn, FINISHED_TO_BUILD, upgrade::QUESTIONS_ONCE, worker).await;
-    assert_eq!(constraints(&mut conn).await, new);
     conn.close().await.expect("a clean close");
     database.discard().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upgrade_from_a_build_that_finds_events_in_steps_is_finished_once_more() {
-    let Some((database, mut conn, new)) = upgraded().await else {
+    let worker = "01a22810-2e92-718b-a207-ed6900000003";
+    let finished = finished_once_more(FINISHED_TO_LATER_BUILD, upgrade::EVENTS_IN_STEPS, worker).await;
+    let Some((database, conn)) = finished else {
         return;
     };
-    let worker = "01a22810-2e92-718b-a207-ed6900000003";
-    finish_once_more(&mut conn, FINISHED_TO_LATER_BUILD, upgrade::EVENTS_IN_STEPS, worker).await;
-    assert_eq!(constraints(&mut conn).await, new);
     conn.close().await.expect("a clean close");
     database.discard().await;
 }
