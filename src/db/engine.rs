@@ -27,6 +27,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::types::Json;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, raw_sql};
 use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::task::TaskTracker;
 
 use super::states::StateCache;
 use crate::domain::id::WorkerId;
@@ -427,6 +428,7 @@ pub(super) async fn open(
             &RowAccess::Server,
         ))
         .await?;
+    let running_readers = TaskTracker::new();
     let readers = match lock {
         None => Readers::Writer,
         Some(_) => {
@@ -439,6 +441,7 @@ pub(super) async fn open(
                     options: &options,
                     limit,
                     closing: &outfit.closing,
+                    running: &running_readers,
                 });
                 for reader in readers {
                     spawn(name, Box::pin(on_own_thread(name, reader)));
@@ -451,7 +454,7 @@ pub(super) async fn open(
             }
         }
     };
-    let writing = on_own_thread("database writer", writer::on_sqlite(outfit, conn, lock));
+    let writing = on_own_thread("database writer", writer::on_sqlite(outfit, conn, lock, running_readers));
     spawn("database writer", Box::pin(writing));
     Ok((Engine::Sqlite, readers))
 }

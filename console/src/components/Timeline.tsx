@@ -1,5 +1,5 @@
 import { useInfiniteQuery, useMutation, useQueryClient } from "@tanstack/react-query";
-import { memo, useMemo, useState } from "react";
+import { memo, useEffect, useMemo, useState } from "react";
 
 import { sdk } from "../api/client";
 import { readHistory, type ThreadState } from "../api/threads";
@@ -261,6 +261,13 @@ export function Timeline({ isBusy, onRun }: { isBusy: boolean; onRun: (checkpoin
     getNextPageParam: (page) => (page.length === PAGE ? (page.at(-1)?.checkpoint_id ?? undefined) : undefined),
   });
   const states = useMemo(() => history.data?.pages.flat() ?? [], [history.data]);
+  const pages = history.data?.pages.length ?? 0;
+  const { hasNextPage, isFetching, isError, fetchNextPage } = history;
+  // An event that makes the history stale ends the request for the next page, so the number of pages asked for is kept.
+  const [pagesWanted, setPagesWanted] = useState(1);
+  useEffect(() => {
+    if (pages > 0 && pages < pagesWanted && hasNextPage && !isFetching && !isError) void fetchNextPage();
+  }, [pages, pagesWanted, hasNextPage, isFetching, isError, fetchNextPage]);
   const byId = useMemo(() => new Map(states.map((state) => [state.checkpoint_id, state])), [states]);
   // The line from the newest checkpoint back to the first one; all others are on branches that were left.
   const line = useMemo(() => {
@@ -300,12 +307,12 @@ export function Timeline({ isBusy, onRun }: { isBusy: boolean; onRun: (checkpoin
           />
         ))}
       </ol>
-      {history.hasNextPage && (
-        <Button small busy={history.isFetchingNextPage} onClick={() => void history.fetchNextPage()}>
+      {hasNextPage && (
+        <Button small busy={pages < pagesWanted} onClick={() => setPagesWanted(pages + 1)}>
           Show older checkpoints
         </Button>
       )}
-      {!history.hasNextPage && <p className="muted timeline-end">{plural(states.length, "checkpoint")}</p>}
+      {!hasNextPage && <p className="muted timeline-end">{plural(states.length, "checkpoint")}</p>}
       {forked && (
         <ForkDialog
           state={forked}

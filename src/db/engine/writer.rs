@@ -12,6 +12,7 @@ use sqlx::{AssertSqlSafe, Connection, query_scalar, raw_sql};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::error::{DbError, DbResult};
 use super::notifications::Listening;
@@ -38,10 +39,14 @@ pub(in crate::db) struct WriterParts {
 }
 
 /// Returns the writer of SQLite. `lock` is held until the writer has ended.
+///
+/// The writer closes its connection after the readers have closed theirs. SQLite moves the write-ahead log into the database file and
+/// deletes it when the last connection is closed, but not when the last two are closed at once.
 pub(in crate::db) fn on_sqlite(
     outfit: WriterParts,
     mut conn: SqliteConnection,
     lock: Option<FileLock>,
+    readers: TaskTracker,
 ) -> BoxFuture<'static, ()> {
     let WriterParts {
         mut inbox,
@@ -71,6 +76,8 @@ pub(in crate::db) fn on_sqlite(
                 purge_at.get_or_insert_with(|| Instant::now() + PURGE_AFTER);
             }
         }
+        readers.close();
+        readers.wait().await;
         if let Err(error) = conn.close().await {
             tracing::warn!(%error, "database not closed cleanly");
         }

@@ -302,6 +302,25 @@ async fn closing_finishes_accepted_writes() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_closed_database_has_no_write_ahead_log() {
+    super::on_server(async {
+        let directory = tempfile::tempdir().expect("a directory");
+        let folder = directory.path();
+        for n in 0..40 {
+            let db = super::open(&format!("sqlite://{}/a.db", folder.display())).await;
+            let thread = thread_at(n);
+            let id = thread.id;
+            write!(db, |tx| threads::insert(tx, &thread));
+            let reads = (0..4).map(|_| async { assert!(read!(db, |tx| threads::find(tx, id)).is_some()) });
+            join_all(reads).await;
+            db.close().await;
+            assert!(!folder.join("a.db-wal").exists());
+        }
+    })
+    .await;
+}
+
 /// Returns the number of pages that a write adds to the write-ahead log of the SQLite database in a folder.
 async fn pages_of(folder: &Path, write: impl Future<Output = ()>) -> u64 {
     const HEADER: u64 = 32;

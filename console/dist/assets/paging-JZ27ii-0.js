@@ -1,1 +1,0 @@
-import{i as e,r as t}from"./index-shLHlYF0.js";function n(){let{query:n}=e(),r=Number(n.get(`offset`));return[Number.isInteger(r)&&r>0?r:0,e=>t({offset:e||null},{replace:!1})]}export{n as t};
