@@ -454,7 +454,10 @@ pub(super) async fn open(
             }
         }
     };
-    let writing = on_own_thread("database writer", writer::on_sqlite(outfit, conn, lock, running_readers));
+    let writing = on_own_thread(
+        "database writer",
+        writer::on_sqlite(outfit, conn, lock, running_readers),
+    );
     spawn("database writer", Box::pin(writing));
     Ok((Engine::Sqlite, readers))
 }

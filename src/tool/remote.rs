@@ -63,10 +63,13 @@ const STALE: [StatusCode; 3] = [StatusCode::NOT_FOUND, StatusCode::CONFLICT, Sta
 /// # Errors
 /// When TLS cannot be initialised.
 pub fn client() -> Result<Client, reqwest::Error> {
-    net::client_builder()
+    let builder = net::client_builder()
         .redirect(redirect::Policy::none())
-        .connect_timeout(Duration::from_secs(10))
-        .build()
+        .connect_timeout(Duration::from_secs(10));
+    // Linux would give a connection up after the 30 s that reqwest sets, although the network may be back in time for the call.
+    #[cfg(target_os = "linux")]
+    let builder = builder.tcp_user_timeout(None::<Duration>);
+    builder.build()
 }
 
 /// The pauses before a call is made again.

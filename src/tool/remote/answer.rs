@@ -21,6 +21,7 @@ use crate::domain::schema_text::SchemaText;
 use crate::domain::state::{Update, is_private};
 use crate::domain::text_limits::first_chars;
 use crate::model::pieces::{PieceError, PieceReader};
+use crate::net::was_given_up;
 use crate::tool::halt::Halt;
 use crate::tool::outcome::{CallOutcome, Delegation};
 use crate::tool::read_access::CallToken;
@@ -236,7 +237,7 @@ impl AnswerReader<'_> {
             PieceError::Broken(error) => error,
         };
         // A timeout while connecting is a failed connection: the tool has not received the call.
-        if error.is_timeout() && !error.is_connect() {
+        if error.is_timeout() && !error.is_connect() && !was_given_up(error) {
             let message = format!(
                 "the tool `{name}` did not answer within {} s (its `timeout_s`)",
                 self.timeout.as_secs_f64()

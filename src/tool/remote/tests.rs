@@ -257,6 +257,33 @@ async fn a_slow_tool_is_a_failure() {
     );
 }
 
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_connection_that_the_system_gives_up_is_no_timeout_of_the_call() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let builder = net::client_builder().tcp_user_timeout(Duration::from_millis(200));
+    let client = builder.build().expect("a client");
+    let tool = RemoteTool::new("lookup", &definition(format!("http://{address}/")), client).expect("a definition");
+    // More than the buffers of a connection hold, so that the server's side, which reads nothing, confirms nothing any more.
+    let query = json!("x".repeat(64 * 1024 * 1024));
+    let big = ToolCall::new("call 1", "lookup", Map::from_iter([("query".to_owned(), query)]));
+    let scope = Scope::sample(Timestamp(0));
+    let state = State::default();
+    let called = tool.call(&scope, &state, &big);
+    let connected = async {
+        let unread = listener.accept().await.expect("a connection");
+        std::future::pending::<()>().await;
+        drop(unread);
+    };
+    let outcome = tokio::select! {
+        outcome = called => outcome,
+        () = connected => panic!("the call waits for ever"),
+    };
+    let expected = "the tool `lookup` closed the connection before its answer was complete";
+    assert_eq!(outcome, Err(Halt::Fail(Failure::new("ToolConnectionError", expected))));
+}
+
 #[tokio::test]
 async fn an_absent_server_is_a_failure_that_does_not_show_the_address() {
     let outcome = call_at("http://127.0.0.1:1", "/?token=hush", &Scope::sample(Timestamp(0))).await;
