@@ -72,7 +72,7 @@ pub async fn read_bounded(mut response: Response, max_bytes: usize) -> Result<Ve
 /// Returns whether the system gave the connection of a request up, since the other side confirmed nothing for too long. It is no time-out
 /// of the request, although [`reqwest::Error::is_timeout`] says so.
 pub fn was_given_up(error: &reqwest::Error) -> bool {
-    std::iter::successors(error.source(), |cause| cause.source())
+    std::iter::successors(error.source(), |&cause| cause.source())
         .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
         .any(|error| error.raw_os_error().is_some())
 }
