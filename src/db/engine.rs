@@ -441,10 +441,10 @@ pub(super) async fn open(
                     options: &options,
                     limit,
                     closing: &outfit.closing,
-                    running: &running_readers,
                 });
                 for reader in readers {
-                    spawn(name, Box::pin(on_own_thread(name, reader)));
+                    let reading = running_readers.track_future(on_own_thread(name, reader));
+                    spawn(name, Box::pin(reading));
                 }
                 queue
             };

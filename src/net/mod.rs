@@ -72,7 +72,7 @@ pub async fn read_bounded(mut response: Response, max_bytes: usize) -> Result<Ve
 /// Returns whether the system gave the connection of a request up, since the other side confirmed nothing for too long. It is no time-out
 /// of the request, although [`reqwest::Error::is_timeout`] says so.
 pub fn was_given_up(error: &reqwest::Error) -> bool {
-    std::iter::successors(error.source(), |&cause| cause.source())
+    causes(error)
         .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
         .any(|error| error.raw_os_error().is_some())
 }
@@ -82,11 +82,11 @@ pub fn describe_error(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         return "it took too long".to_owned();
     }
-    let mut cause = error.source();
-    let mut deepest = None;
-    while let Some(inner) = cause {
-        deepest = Some(inner.to_string());
-        cause = inner.source();
-    }
-    deepest.unwrap_or_else(|| "no reason is known".to_owned())
+    let deepest = causes(error).last();
+    deepest.map_or_else(|| "no reason is known".to_owned(), ToString::to_string)
+}
+
+/// Returns the causes of an error, the deepest one last.
+fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    std::iter::successors(error.source(), |&cause| cause.source())
 }

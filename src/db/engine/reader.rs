@@ -11,7 +11,6 @@ use sqlx::{Connection, raw_sql};
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::error::{DbError, DbResult};
 use super::operation::DbOperation;
@@ -36,8 +35,6 @@ pub(in crate::db) struct SqliteReaders<'a> {
     /// The longest time of a read. None if only its caller ends it.
     pub(in crate::db) limit: Option<Duration>,
     pub(in crate::db) closing: &'a CancellationToken,
-    /// Counts the readers that have not ended.
-    pub(in crate::db) running: &'a TaskTracker,
 }
 
 /// Returns readers of SQLite, which share a queue.
@@ -47,7 +44,6 @@ pub(in crate::db) fn on_sqlite(readers: SqliteReaders<'_>) -> Vec<BoxFuture<'sta
     let reader = || {
         let inbox = Arc::clone(&inbox);
         let closing = readers.closing.clone();
-        let running = readers.running.token();
         let reader = SqliteReader {
             parts: readers.parts.clone(),
             options: readers.options.clone(),
@@ -61,7 +57,6 @@ pub(in crate::db) fn on_sqlite(readers: SqliteReaders<'_>) -> Vec<BoxFuture<'sta
             while let Some(conn) = reader.idle.take() {
                 let _ = conn.close().await;
             }
-            drop(running);
         });
         reading
     };
